@@ -1,7 +1,8 @@
 """`python -m tests.check [FAMILY]`: run every contract on this machine, and leave receipts of it.
 
 A family's receipt says what was checked, the worst errors, and what failed.  It is written after
-each block of contracts, and names the blocks that are missing.
+each block of contracts, and names the blocks that are missing.  That of "distributed" comes of
+tests/distributed with a rank on each GPU, and names the tests that need more of them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import torch
 
 from benchmarks.harness import FOLDER, machine
 from tests.cases import receipt
+from tests.cases.receipt_of_ranks import check_ranks
 from torchweft.device import device_of
 from torchweft.errors import WeftError
 from torchweft.progress import say
 
 FAMILIES = ("products", "o3", "clifford", "reductions", "voxels")
+ON_RANKS = "distributed"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check families in turn; 0: all promises hold, 1: one failed or is missing, a wrong call."""
     parser = argparse.ArgumentParser(prog="python -m tests.check", description=__doc__)
-    parser.add_argument("family", nargs="?", choices=FAMILIES, help="default: each of them")
+    default = f"default: each but {ON_RANKS}"
+    parser.add_argument("family", nargs="?", choices=(*FAMILIES, ON_RANKS), help=default)
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
     rest = "go on with receipts of this code in the folder"
@@ -58,7 +62,12 @@ def _check_family(
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = receipt.read(path, vars(here)) if options.resume else None
     told = len(begun.failures) if begun else 0
-    for made in receipt.check_family(family, device, vars(here), begun, seconds):
+    receipts = (
+        iter([check_ranks(device.type, vars(here))])
+        if family == ON_RANKS
+        else receipt.check_family(family, device, vars(here), begun, seconds)
+    )
+    for made in receipts:
         path.write_text(made.json(), encoding="utf-8")
         for failure in made.failures[told:]:
             say(failure)

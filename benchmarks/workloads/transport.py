@@ -56,7 +56,7 @@ def _workload(points: int, way: str, device: torch.device, check_batch: int | No
     def oracle(x: Tensor, y: Tensor, scale: None = None) -> Tensor:
         return _dense(x, y) if way == "online" else function(x.cpu(), y.cpu()).to(x.device)
 
-    steps = math.ceil(math.log(BLUR / math.sqrt(3)) / math.log(SCALING)) + 2
+    steps = math.ceil(math.log(BLUR / math.sqrt(3)) / math.log(SCALING)) + 3
     pairs = points**2 if way == "online" else 0  # how many are left depends on the clouds
     return Workload(
         "transport",
@@ -77,7 +77,8 @@ def _dense(x: Tensor, y: Tensor) -> Tensor:
     both = torch.cat([x, y], -2).detach()
     diameter = float((both.amax(-2) - both.amin(-2)).norm(dim=-1).max())
     steps = math.ceil(math.log(BLUR / diameter) / math.log(SCALING) - 1e-9)
-    temperatures = [length**2 for length in (*(diameter * SCALING**n for n in range(steps)), BLUR)]
+    lengths = [diameter, *(diameter * SCALING**n for n in range(steps)), BLUR]
+    temperatures = [length**2 for length in lengths]
 
     def update(temperature: float, at: Tensor, points: Tensor, potential: Tensor) -> Tensor:
         # the potential and its points are held: the gradient is that of the dual value

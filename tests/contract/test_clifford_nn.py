@@ -413,12 +413,14 @@ def test_a_backend_that_cannot_serve_is_refused(name):
     module(*inputs)
 
 
-def test_attention_needs_a_dimension_of_heads():
-    """Red before: IndexError, from a flatten inside."""
-    x, scalars = torch.zeros(16, 5, 2), torch.zeros(5, 3)
-    with pytest.raises(ShapeError, match=r"q 2, .*at least 3.*For one head, insert.*unsqueeze"):
-        geometric_attention(x, x, x, scalars, scalars, scalars)
-    heads = [t.unsqueeze(-3) for t in (x, x, x, scalars, scalars, scalars)]
-    assert [t.shape for t in geometric_attention(*heads)] == [(16, 1, 5, 2), (1, 5, 3)]
-    with pytest.raises(ShapeError, match=r"q_scalars 2, .*the same number"):
+def test_attention_without_heads():
+    """Red before: it was refused."""
+    x, scalars = torch.randn(16, 5, 2), torch.randn(5, 3)
+    given = (x, x, x, scalars, scalars, scalars)
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    heads = [t.unsqueeze(-3) for t in given]
+    found = geometric_attention(*given, mask=mask)
+    for alone, one_head in zip(found, geometric_attention(*heads, mask=mask), strict=True):
+        assert not (alone - one_head.squeeze(-3)).any()
+    with pytest.raises(ShapeError, match=r"q_scalars 2, .*the same number.*unsqueeze"):
         geometric_attention(*heads[:3], scalars, scalars, scalars)

@@ -4,12 +4,16 @@ Seen red with: a loop of two limits that runs at least once, rows of an array th
 without its width, code that is read though its text has changed.
 """
 
+import math
+
 import pytest
 import torch
 
 from tests.conftest import INTERPRETED
 from torchweft.core import files
 from torchweft.errors import DTypeError
+from torchweft.testing.bounds import assert_as_accurate
+from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("loops do not depend on the interpreter", allow_module_level=True)
@@ -27,6 +31,14 @@ FORMS = {
     "names": "a = x[0, 1]\na += 1.0\nend = rows[1] + n * 1\ny[end] = -a",
     "parts": "for k in range(0, 4): y[k] = x[k // n, k % n]",
     "sums": "total = 0.0\nfor k in range(0, n):\n    total += x[rows[k], k]\ny[0] = total",
+    "steps": "for k in range(1, rows[1] + 3, 3): y[k] = 0.5 / 2.0",
+    "limited": "y[min(n, rows[0])] = -1.0\ny[max(n, rows[0]) - 1] = -2.0",
+    "if": "if x[0, 1] >= 1.0: y[0] = 9.0\nif n != 2: y[1] = 9.0\nif n < 3: y[2] = 9.0",
+    "while": "k = n - 2\nwhile k < 5 and (y[k] < 2.0 or k == 2):\n    y[k] -= 1.0\n    k += 1",
+    "either": "for k in range(0, 5): y[k] = (x[0, 1] if y[k] <= 4.0 else -y[k])",
+    "functions": "y[0] = sqrt(abs(0.0 - y[4] * y[2] / y[1])) + floor(2.5) + round(2.5)",
+    "infinity": "y[0] = (1.0 if y[4] < float('inf') else 0.0)",
+    "integers": "for k in range(0, 3):\n    rows[k] = k * n\n    y[k] = x[rows[k] // n, 0]",
 }
 
 
@@ -47,7 +59,7 @@ def test_forms(form, index, dtype):
     """The numbers are small integers, so both compute without rounding."""
     text = defined(form, dtype, index)
     found, expected = (given(getattr(torch, dtype), getattr(torch, index)) for _ in range(2))
-    names = {}
+    names = {"sqrt": math.sqrt, "floor": math.floor}
     exec("from __future__ import annotations\n" + text, names)
     names["run"](*expected)
     machine_code(text)(*found)
@@ -80,10 +92,62 @@ def test_tensors_of_another_kind_are_refused(place, wrong):
         machine_code(defined("rows"))(*arguments)
 
 
-@pytest.mark.parametrize("form", ["while n: y[0] = 1.0", "y[0] = x[0, 0] / 2.0", "y[n - 1] = 1.0"])
+@pytest.mark.parametrize(
+    "form", ["while n: y[0] = 1.0", "y[0] = x[0, 0] ** 2.0", "for k in range(n): k = n + 1"]
+)
 def test_other_forms_are_refused(form):
     with pytest.raises(ValueError, match=r"code holds .* none of its forms: .* Print one"):
         machine_code(defined(form))
+
+
+def test_functions_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match=r"calls 'erf', which is none of .* call one of these"):
+        machine_code(defined("y[0] = erf(y[1])"))
+
+
+def values_of(name, x):
+    kind = str(x.dtype).removeprefix("torch.")
+    code = machine_code(
+        f"def run(x: {kind}[:], y: {kind}[:], n: int64):\n"
+        f"    for k in range(n): y[k] = {name}(x[k])\n"
+    )
+    y = torch.empty_like(x)
+    code(x, y, len(x))
+    return y
+
+
+@pytest.mark.parametrize("name", ["log", "sin", "cos", "asin", "acos", "atan", "floor", "round"])
+def test_functions(name):
+    x = torch.tensor([0.3, 0.9, 1.0, 0.5])
+    exact = getattr(torch, name)(x.double())
+    plain = getattr(torch, name)(x)
+    assert_as_accurate(values_of(name, x), exact, (plain.double() - exact).abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_powers_of_two(dtype):
+    """Seen red with: 2^n of an n that is rounded down, 2^−126 of smaller numbers."""
+    normal = round(math.log2(torch.finfo(dtype).tiny))
+    n = torch.arange(normal, 2 - normal)
+    assert_same_bits(values_of("exp2", n.to(dtype)), 2 ** n.to(dtype), "powers")
+    special = torch.tensor([normal - 1, -math.inf, 2 - normal, math.inf], dtype=dtype)
+    assert values_of("exp2", special).tolist() == [0, 0, math.inf, math.inf]
+    assert values_of("exp2", torch.tensor([-math.nan, math.nan], dtype=dtype)).isnan().all()
+    x = torch.linspace(-0.75, 0.75, 61, dtype=dtype)
+    exact = torch.tensor([math.exp2(v) for v in x.tolist()], dtype=torch.float64)
+    assert_as_accurate(values_of("exp2", x), exact, torch.finfo(dtype).eps / 2 * exact)
+
+
+def test_numbers_of_two_dtypes():
+    """A sum in float64 of float32 terms, rounded where it is stored."""
+    code = machine_code(
+        "def run(x: float32[:], total: float64[:], y: float32[:]):\n    s = float64(0.0)\n"
+        "    for k in range(3): s += x[k]\n    total[0] = s\n    y[0] = float32(s) + s\n"
+    )
+    x, total, y = torch.tensor([1.0, 2**-30, 2**-30]), torch.zeros(1).double(), torch.zeros(1)
+    code(x, total, y)
+    assert total.item() == 1 + 2**-29
+    assert y.item() == 2
 
 
 @pytest.mark.parametrize("kind", ["x", "x: float64", "x: float16[:]", "x: float64[:, :, :]"])

@@ -13,6 +13,7 @@ import torch
 
 import torchweft
 from torchweft.reductions import cluster
+from torchweft.reductions.cluster import arrays
 from torchweft.testing import assert_within_bound
 
 X = [[0.05, 0.05], [0.9, 0.9], [0.15, 0.02], [0.55, 0.10], [0.95, 0.85], [0.52, 0.18]]
@@ -189,6 +190,21 @@ def test_arrays_of_numpy():
     for array in (labels, points, sorted_labels, centroids, weights, *found):
         assert isinstance(array, np.ndarray)
     same(labels, [0, 3, 0, 2, 3, 1])
+    same(cluster.grid_cluster(x[::-1], 0.25), labels[::-1].copy())  # no tensor runs backwards
+
+
+@pytest.mark.parametrize("shift", [0.0, [0.1, -3.0]])
+def test_cells_begin_at_the_origin(shift):
+    """And those of NumPy's functions at 0, as in pykeops, here with the cells of min x apart."""
+    x = np.array(X)
+    cells = np.floor((x - shift) / 0.5).astype(int).tolist()
+    ranks = {cell: rank for rank, cell in enumerate(sorted(set(map(tuple, cells))))}
+    expected = [ranks[tuple(cell)] for cell in cells]
+    origin = torch.tensor(shift, dtype=torch.float64)
+    same(cluster.grid_cluster(torch.tensor(x), 0.5, origin=origin), expected)
+    if not any(np.atleast_1d(shift)):
+        same(arrays.grid_cluster(x, 0.5), expected)
+        assert expected != cluster.grid_cluster(x, 0.5).tolist()
 
 
 @pytest.mark.parametrize(
@@ -208,6 +224,11 @@ def test_arrays_of_numpy():
             lambda: cluster.grid_cluster(torch.zeros(3, 2), torch.tensor([1.0, 0.0])),
             torchweft.ShapeError,
             r"size is \[1.0, 0.0\]: the edge of a cell must be positive. Pass a length",
+        ),
+        (
+            lambda: cluster.grid_cluster(torch.zeros(3, 2), 1.0, origin=torch.ones(3)),
+            torchweft.ShapeError,
+            r"origin is \(3,\) but x is \(3, 2\).*Pass origin with shape \(2,\)",
         ),
         (
             lambda: cluster.grid_cluster(torch.zeros(3, 2), -0.5),

@@ -1,7 +1,7 @@
 """Bad input raises the right class, names the variable, the operation and both shapes.
 
-Seen red with: axes that are no numbers, both axis and dim, sparse tensors, lists of lists and the
-truth of a lazy tensor taken as they come; the checks of dtypes, devices, masks, ranges, K and
+Seen red with: axes that are no numbers, both axis and dim, sparse tensors and lists of lists
+taken as they come; the checks of dtypes, devices, masks, ranges, K and
 shared memory taken out, and i and j exchanged in the advice.
 """
 
@@ -109,11 +109,6 @@ CASES = {
     ),
     "a sparse argument": (lambda: genred(X.to_sparse(), Y), torchweft.DTypeError, r"to_dense"),
     # what a lazy tensor is asked
-    "if it is true": (
-        lambda: bool(KERNEL == KERNEL),
-        torchweft.ShapeError,
-        r"\(5, 7\) is asked if it is true.*each pair.*ifelse",
-    ),
     "a name for an axis": (
         lambda: KERNEL.sum("j"),
         torchweft.ShapeError,

@@ -272,6 +272,8 @@ def test_arrays():
     target = np.empty((M, 2))
     assert reduction(*arrays, out=target) is target
     same(torch.from_numpy(target), torch.from_numpy(out))
+    ranges = from_matrix(np.array([[0, M]]), np.array([[0, N]]), np.ones((1, 1), bool))
+    same(torch.from_numpy(reduction(*arrays, ranges=list(ranges))), torch.from_numpy(out))
     values, indices = numpy.Genred(SCORE, ALIASES, "Min_ArgMin", axis=1)(*arrays)
     assert (values.dtype, indices.dtype) == (np.float64, np.int64)
     for name, output in (("sum", "a=Vi(2)"), ("logsumexp", "a=Vi(1)")):

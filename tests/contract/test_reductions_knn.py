@@ -2,7 +2,8 @@
 
 Seen red with: 3^D cells taken for enough, their borders a cell too far on either side or taken for
 the end of the points, ties to the largest index or left to the order of the cells, a row of cells
-forgotten, numbers of cells that run into the next line.
+forgotten, numbers of cells that run into the next line; a tree's nodes left out at the distance of
+the last neighbour, boxes of other nodes, heaps ordered by distance alone.
 """
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 import torchweft
 from tests.conftest import INTERPRETED
+from torchweft.reductions import BlockSparsity, Vi, Vj
 from torchweft.reductions.engine import nearest as knn
+from torchweft.reductions.engine import tree
 from torchweft.reductions.engine.nearest import nearest
 
 pytestmark = pytest.mark.kernels
@@ -66,6 +69,80 @@ CLOUDS = {
 def test_uneven_points(name, other):
     """Also queries that are nowhere near the points."""
     assert_exact(CLOUDS[name], CLOUDS[other], 6)
+
+
+LATTICE = torch.cartesian_prod(*[torch.arange(7.0)] * 3).repeat(2, 1)
+LATTICE = LATTICE[torch.randperm(len(LATTICE), generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize("name", [*CLOUDS, "ties"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tree(name, dtype):
+    """Also queries elsewhere, few dimensions, and all points."""
+    pytest.importorskip("numba")
+    y = (CLOUDS | {"ties": LATTICE})[name].to(dtype)
+    for x, k in ((y, 6), (y, 1), (draw(40, 3).to(dtype), len(y)), (1e3 * draw(9, 3).to(dtype), 3)):
+        for dim in (1, 2, 3):
+            given = x[:, -dim:], y[:, -dim:], k
+            found = tree.nearest_by_tree(*given)
+            torch.testing.assert_close(found, by_all_pairs(*given), rtol=0, atol=0)
+
+
+SPELLINGS = {
+    "sqdist": lambda x, y: Vi(x).sqdist(Vj(y)),
+    "the other way": lambda x, y: Vj(y).sqdist(Vi(x)),
+    "a sum of squares": lambda x, y: ((Vi(x) - Vj(y)) ** 2).sum(-1),
+    "a product": lambda x, y: (Vj(y) - Vi(x)).sqnorm2(),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_lazy_tensors_find_neighbours_by_the_tree(monkeypatch, name):
+    """Each entry of a batch, and not where the formula, the mask or the points do not fit it."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(tree, "LEAST_ROWS", 1)
+    monkeypatch.setattr(tree, "LEAST_COLUMNS", 1)
+    calls, by_tree = [], tree.nearest_by_tree
+    monkeypatch.setattr(
+        tree, "nearest_by_tree", lambda *given: calls.append(None) or by_tree(*given)
+    )
+    x, y = draw(2, 40, 3), draw(50, 3, seed=1)
+    spelled = SPELLINGS[name]
+    found = spelled(x, y).argKmin(7, dim=2, backend="numba")
+    assert len(calls) == 2
+    for of, near in zip(x, found, strict=True):
+        torch.testing.assert_close(near, by_all_pairs(of, y, 7), rtol=0, atol=0)
+    first = spelled(x[0], y).argmin(1, backend="numba")
+    torch.testing.assert_close(first, found[0, :, :1], rtol=0, atol=0)
+    assert len(calls) == 3
+    y[0, 0] = torch.inf
+    (2 * spelled(x[0], y)).argKmin(7, dim=1, backend="numba")
+    spelled(x[0], y).argKmin(7, dim=1, backend="numba")
+    lazy = spelled(x[0], draw(50, 3))
+    lazy.ranges = BlockSparsity.from_batch(torch.zeros(40).long(), torch.zeros(50).long()).ranges
+    lazy.argKmin(7, dim=1, backend="numba")
+    assert len(calls) == 3
+
+
+def test_nearest_uses_the_tree(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(tree, "LEAST_ROWS", 1)
+    monkeypatch.setattr(tree, "LEAST_COLUMNS", 1)
+    monkeypatch.setattr(knn, "_among_cells", None)
+    assert_exact(draw(30, 2), draw(60, 2, seed=1), 5)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch", None])
+def test_more_neighbours_than_kernels_keep(backend):
+    """K smallest of 2000, and of 1200: −1 and +∞ where there are fewer."""
+    if backend == "numba":
+        pytest.importorskip("numba")
+    x, y = draw(3, 4), draw(2000, 4, seed=1)
+    for points in (y, y[:1200]):
+        values, found = Vi(x).sqdist(Vj(points)).Kmin_argKmin(1500, dim=1, backend=backend)
+        torch.testing.assert_close(found, by_all_pairs(x, points, 1500), rtol=0, atol=0)
+        assert bool((values[:, len(points) :] == torch.inf).all())
+        assert bool((values.diff(dim=1)[:, : len(points) - 1] >= 0).all())
 
 
 def test_few_pairs_at_a_time(monkeypatch):

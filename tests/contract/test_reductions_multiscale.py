@@ -16,7 +16,8 @@ import torch
 from tests.transports import clouds, distance, transport
 from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
 from torchweft.reductions.transport import multiscale
-from torchweft.reductions.transport.multiscale import (
+from torchweft.reductions.transport.settings import Settings
+from torchweft.reductions.transport.softmin import (
     Cloud,
     log_weights,
     softmin,
@@ -50,12 +51,12 @@ def weights_of(stack):
 
 
 def stack_of(a, x, b, y):
-    counts = [-(-len(z) // multiscale.BRICK) for z in (x, y)]
+    cuts = [multiscale._cut(z, None, None) for z in (x, y)]
+    most = max(len(cut.counts) for cut in cuts)
     found = []
-    for w, z, count in ((a, x, counts[0]), (b, y, counts[1])):
-        extent = (z.amax(0) - z.amin(0)).tolist()
-        order = multiscale.brick_order(z, multiscale.BRICK, multiscale.parts_of(extent, count)[0])
-        found.append(multiscale._bricks(w[order], z[order], multiscale.BRICK, max(counts)))
+    for w, z, cut in ((a, x, cuts[0]), (b, y, cuts[1])):
+        counts = torch.nn.functional.pad(cut.counts, (0, most - len(cut.counts)))
+        found.append(multiscale._bricks(w[cut.order], z[cut.order], counts))
     return multiscale._stacked(found * 2)
 
 
@@ -261,27 +262,27 @@ def test_what_updates_leave_out(p, noise):
         multiscale.all_pairs(stack.sizes, columns, torch.device("cpu"))
         for columns in (stack.sizes, [stack.middles.shape[1]] * 4)
     )
-    mask = multiscale.mask_of(p, length, stack, potential, spread)
+    mask = multiscale.mask_of(Settings(p), length, stack, potential, spread)
     if not noise:
         assert mask.num_pairs() < 0.7 * every.num_pairs()
     full, some = (
         softmin(p, length, stack.fine.points, stack.fine, potential, m) for m in (every, mask)
     )
-    allowed = -(length**p) * math.log1p(-math.exp(-multiscale.TRUNCATION))
+    allowed = -(length**p) * math.log1p(-math.exp(-Settings().truncate))
     rounding = 64 * torch.finfo(torch.float64).eps * float(full.abs().max())
     assert float((some - full).min()) >= -rounding
     assert float((some - full).max()) <= allowed + rounding
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_what_all_updates_leave_out(monkeypatch, p):
+def test_what_all_updates_leave_out(p):
     """Errors of updates add up at most, half of each where it is averaged."""
     a, x, b, y = clouds(dim=2, rows=800, columns=700)
     lengths = [1.0, 0.5, 0.2, BLUR[p] * 2, BLUR[p]]
-    found = []
-    for most in (multiscale.TRUNCATION, math.inf):
-        monkeypatch.setattr(multiscale, "TRUNCATION", most)
-        found.append(torch.cat(multiscale.multiscale(a, x, b, y, p, lengths, debias=True)[2]))
+    whole, found = [(a, x, None), (b, y, None)], []
+    for most in (8.0, None):
+        settings = Settings(p, truncate=most)
+        found.append(torch.cat(multiscale.multiscale(whole, lengths, settings)))
     eps = [length**p for length in lengths]
     allowed = -math.log1p(-math.exp(-8)) * (sum(eps[2:]) / 2 + eps[-1])
     assert 0 < float((found[0] - found[1]).abs().max()) <= allowed
@@ -293,13 +294,13 @@ def test_masks_are_the_bricks_of_the_bound(p):
     length = BLUR[p]
     stack, potential = sides(p)
     spread = multiscale.all_pairs(stack.sizes, [stack.middles.shape[1]] * 4, torch.device("cpu"))
-    mask = multiscale.mask_of(p, length, stack, potential, spread)
+    mask = multiscale.mask_of(Settings(p), length, stack, potential, spread)
     total = sum(stack.sizes)
     mask.check(total, total)
     found = pairs_of(mask, total, total)
     ceiling = multiscale._ceiling(p, length, stack, potential, spread)
     bound = multiscale.plane_bound if p == 2 else multiscale.plain_bound
-    keep = bound(length**p, stack, ceiling, potential) >= -multiscale.TRUNCATION * length**p
+    keep = bound(length**p, stack, ceiling, potential) >= -Settings().truncate * length**p
     keep = keep | keep[[1, 0, 2, 3]].mT
     assert 0 < int(keep.sum()) < keep.numel()
     ends = [0, *torch.tensor(stack.sizes).cumsum(0).tolist()]

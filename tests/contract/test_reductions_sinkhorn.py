@@ -14,8 +14,8 @@ import torch
 
 import torchweft
 from tests.transports import clouds, distance, transport
+from torchweft.reductions import SamplesLoss, sinkhorn_divergence
 from torchweft.reductions.transport import sinkhorn
-from torchweft.reductions.transport.sinkhorn import SamplesLoss, sinkhorn_divergence
 from torchweft.testing import assert_as_accurate, plain_error
 
 
@@ -23,7 +23,7 @@ def dense_sinkhorn(a, x, b, y, p=2, blur=0.05, scaling=0.5, debias=True):
     points = torch.cat([x, y], -2).detach()
     diameter = float((points.amax(-2) - points.amin(-2)).norm(dim=-1).max())
     count = math.ceil(math.log(blur / diameter) / math.log(scaling))
-    lengths = [*(diameter * scaling**n for n in range(count)), blur]
+    lengths = [diameter, *(diameter * scaling**n for n in range(count)), blur]
     f, g = transport(a, x, b, y, lengths, p)
     if debias:
         f = f - transport(a, x, a, x, lengths, p)[0]
@@ -276,15 +276,18 @@ def scaled(*factors):
 ERRORS = {
     "loss": (
         lambda: SamplesLoss("hausdorff"),
-        r"loss is 'hausdorff': it must be one of 'sinkhorn'",
+        r"loss is 'hausdorff' and kernel None: geomloss has it for a kernel of yours",
     ),
     "p": (lambda: SamplesLoss(p=3), r"p is 3: it must be one of 1, 2"),
-    "backend": (lambda: SamplesLoss(backend="gpu"), r"backend is 'gpu'.*'auto', 'online'"),
-    "blur": (lambda: SamplesLoss(blur=0.0), r"blur is 0.0 and scaling 0.5: blur must be positive"),
+    "backend": (
+        lambda: SamplesLoss(backend="gpu"),
+        r"backend is 'gpu'.*'auto', 'tensorized', 'online'",
+    ),
+    "blur": (lambda: SamplesLoss(blur=0.0), r"blur is 0.0 and scaling 0.5: p and blur must be pos"),
     "scaling": (lambda: SamplesLoss(scaling=1.0), r"scaling 1.0.*between 0 and 1"),
     "three": (
         lambda: SamplesLoss()(*clouds()[:3]),
-        r"3 tensors are given: x and y, or a, x, b and y",
+        r"3 tensors are given: x and y, or a, x, b and y, or l_x",
     ),
     "dims": (
         lambda: SamplesLoss()(torch.rand(5, 2), torch.rand(5, 3)),

@@ -3,7 +3,9 @@
 Seen red with: the signs of ∂θ and of dA a turned, ∂b taken for the gradient given, one system made
 of all, under vmap too, systems that are solved going on, tiny right-hand sides taken for zero, an
 absolute limit, the check for NaN taken out, a preconditioner that is not used, α left out of the
-gradients.
+gradients, a default ridge that ignores the dtype, preconditioners of one component or of the first
+entry of a batch, of the diagonal in place of what is left of it, or in whose place stands the
+residual.
 """
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import torchweft
 from torchweft.reductions import Vi, Vj
+from torchweft.reductions import solve as solver
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.solve import ConvergenceError, KernelSolve, conjugate_gradient
 from torchweft.testing import assert_as_accurate, plain_error
@@ -267,6 +270,89 @@ def test_half_precision_computes_in_float32(dtype):
     torch.testing.assert_close(found, exact, rtol=0, atol=0)
 
 
+def line(dtype):
+    """A kernel whose eigenvalues fall below all rounding errors."""
+    x = torch.rand(500, 1, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return (-Vi(x).sqdist(Vj(x)) / 0.02).exp(), draw(500, 1, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_default_ridge(dtype):
+    """pykeops' ridge, and one that float32 can solve: tr K is the number of points."""
+    kernel, b = line(dtype)
+    ridge = max(1e-10, 16 * torch.finfo(dtype).eps * len(b))
+    found, expected = (kernel.solve(b, preconditioner="nystrom", alpha=a) for a in (None, ridge))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_float32_solves_with_the_default_ridge():
+    kernel, b = line(torch.float32)
+    assert kernel.solve(b, eps=1e-3).isfinite().all()
+
+
+SYSTEMS = {
+    "two right-hand sides": (FORMULA, ALIASES, 1, ()),
+    "over i": (FORMULA, ["x = Vj(3)", "y = Vi(3)", "b = Vi(2)", "g = Pm(1)"], 0, ()),
+    "a matrix for each pair": (FORMULA.replace("* b", "* (b + Sum(b))"), ALIASES, 1, ()),
+    "a batch": (FORMULA, ALIASES, 1, (2,)),
+}
+
+
+def counted(monkeypatch):
+    """A list that gets an entry at each iteration."""
+    count, done = [], solver._done
+    monkeypatch.setattr(solver, "_done", lambda *given: count.append(None) or done(*given))
+    return count
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("name", ["nystrom", "pivoted_cholesky"])
+def test_preconditioners_by_name(monkeypatch, name, system):
+    """The same solution in a fifth of the iterations."""
+    formula, aliases, axis, batch = SYSTEMS[system]
+    x, b = 0.3 * draw(*batch, 30, 3), draw(*batch, 30, 2, seed=1)
+    system = KernelSolve(formula, aliases, "b", axis)
+    given, options = (x, x, b, torch.ones(1).double()), {"alpha": 1e-3, "eps": 1e-10}
+    count = counted(monkeypatch)
+    plain = system(*given, **options)
+    before = len(count)
+    found = system(*given, preconditioner=name, rank=100, **options)
+    assert 5 * (len(count) - before) < before
+    assert_as_accurate(found, plain, (plain.float() - plain).abs())
+
+
+def test_preconditioner_of_products(monkeypatch):
+    x, b, _ = system(points=60)
+    given = b[:, :1], 0.5 * x, torch.tensor(1e-4).double()
+    count = counted(monkeypatch)
+    plain = solve(*given, eps=1e-12)
+    before = len(count)
+    found = solve(*given, eps=1e-12, preconditioner="nystrom", rank=60)
+    assert 3 * (len(count) - before) < before
+    assert_as_accurate(found, plain, (plain.float() - plain).abs())
+
+
+@pytest.mark.parametrize("name", ["nystrom", "pivoted_cholesky"])
+def test_derivatives_do_not_see_the_preconditioner(name):
+    """Second derivatives, and a map over points, whose preconditioners differ."""
+
+    def energy(solver, *inputs, **options):
+        return solver(*inputs, **options).sin().sum()
+
+    inputs = kernel_inputs()
+    options = {"preconditioner": name, "rank": 5}
+    for derive in (
+        lambda solver, **options: torch.func.hessian(
+            lambda x: energy(solver, x, *inputs[1:], **options)
+        )(inputs[0]),
+        lambda solver, **options: torch.func.vmap(lambda x: solver(x, *inputs[1:], **options))(
+            torch.stack([inputs[0], 2 * inputs[0]])
+        ),
+    ):
+        found, exact = derive(kernel_solve, **options), derive(kernel_dense)
+        assert_as_accurate(found, exact, (exact.float() - exact).abs())
+
+
 def nan_in(place):
     inputs = list(system())
     inputs[place] = inputs[place].clone()
@@ -274,6 +360,9 @@ def nan_in(place):
     x, b, ridge = inputs
     return lambda: solve(b, x, ridge)
 
+
+X = draw(6, 3)
+MASK = BlockSparsity.from_batch(torch.zeros(12).long(), torch.zeros(12).long())
 
 ERRORS = {
     "NaN in a tensor": (nan_in(0), ConvergenceError, "met NaN or infinity at iteration 1"),
@@ -313,6 +402,36 @@ ERRORS = {
         lambda: kernel_solve(*kernel_inputs(), unknown="c"),
         torchweft.ShapeError,
         r"varinvalias is 'c' but the variables are x, y, b, g",
+    ),
+    "another preconditioner": (
+        lambda: kernel_solve(*kernel_inputs(), preconditioner="jacobi"),
+        torchweft.ShapeError,
+        r"preconditioner is 'jacobi' and rank 100: it must be 'nystrom' or 'pivoted_cholesky'",
+    ),
+    "a preconditioner without a diagonal": (
+        lambda: solve(*system(), preconditioner="pivoted_cholesky"),
+        torchweft.ShapeError,
+        r"preconditioner is 'pivoted_cholesky' .*: it must be 'nystrom' here, a function",
+    ),
+    "no rank": (
+        lambda: kernel_solve(*kernel_inputs(), preconditioner="nystrom", rank=0),
+        torchweft.ShapeError,
+        "preconditioner is 'nystrom' and rank 0: .* rank 1 or more",
+    ),
+    "a preconditioner of blocks": (
+        lambda: kernel_solve(*kernel_inputs(), preconditioner="nystrom", ranges=MASK.ranges),
+        torchweft.ShapeError,
+        "preconditioner='nystrom' is given with ranges: .* Pass a function",
+    ),
+    "not positive definite": (
+        lambda: Vi(X).sqdist(Vj(X)).solve(X[:, :1], alpha=1.0, preconditioner="nystrom"),
+        ConvergenceError,
+        "Nyström's preconditioner met a matrix that is not positive definite: .* pass precond",
+    ),
+    "an unknown that is not reduced over": (
+        lambda: KernelSolve("x * b", ["x = Vj(1)", "b = Vi(1)"], "b", 1)(X[:, :1], X[:, :1]),
+        torchweft.ShapeError,
+        "variable 1 is to be solved for, but the formula does not reduce over it: .* as a Vj",
     ),
     "half precision": (
         lambda: conjugate_gradient(lambda v: v, torch.ones(3).half()),

@@ -204,6 +204,11 @@ ERRORS = {
         torchweft.ShapeError,
         r"ranges is 5 arrays: it must be six, \(ranges_i, slices_i, redranges_j.*from_matrix",
     ),
+    "on the device meta": (
+        lambda: BlockSparsity(tuple(t.to("meta") for t in ranges())),
+        torchweft.DeviceError,
+        r"ranges_i is on the device meta, without values",
+    ),
     "none": (lambda: checked_ranges(3, 12, 30), torchweft.ShapeError, r"ranges is <class 'int'>"),
     "floats": (
         lambda: checked_ranges(ranges(slices_i=[2.0, 3.0]), 12, 30),

@@ -48,7 +48,7 @@ def test_forms(form, dtype):
     np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("text", ["if a: b = 1", "y[0] = x[0] / 2.0", "y[0] = x[n - 1]"])
+@pytest.mark.parametrize("text", ["if a: b = 1", "y[0] = x[0] ** 2.0", "y[0] = x[n % 2 ^ 1]"])
 def test_other_forms_are_refused(text):
     code = straight_line(text, "x, y, n")
 

@@ -1,6 +1,5 @@
-"""A program for torchrun whose rank 1 raises: torchrun … failing.py WHERE."""
+"""A program for torchrun whose rank 1 raises."""
 
-import sys
 import time
 
 import torch
@@ -53,13 +52,16 @@ def in_a_ring(rank, size):
             work.wait()
 
 
+def fails(rank, size, where):
+    with propagate_errors():
+        where(rank, size)
+    print(f"rank {rank} has a result")
+
+
 @record
 def main():
     distributed.init_process_group()
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    with propagate_errors():
-        globals()[sys.argv[1]](rank, size)
-    print(f"rank {rank} has a result")
+    fails(distributed.get_rank(), distributed.get_world_size(), before)
 
 
 if __name__ == "__main__":

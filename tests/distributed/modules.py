@@ -76,6 +76,16 @@ def multivectors(algebra, features=F, scalars=None, times=1):
     return made
 
 
+def conditional(components, order):
+    """Items x (components, n, F), s (n, 3), and others y (components, 3, 2), t (3, 2)."""
+
+    def made(n):
+        shapes = {"x": (components, n, F), "y": (components, 3, 2), "s": (n, 3), "t": (3, 2)}
+        return tuple(torch.randn(*shapes[name], dtype=DOUBLE) for name in order)
+
+    return made
+
+
 def edges(n):
     """A ring of n nodes, and edges back."""
     node = torch.arange(n)
@@ -99,6 +109,18 @@ def conv_batch(n):
 
 def egcl_batch(n):
     return torch.randn(8, n, F, dtype=DOUBLE), clifford.message_plan(*edges(n), n)
+
+
+def cg_batch(n):
+    shapes = ((n, 3), (8, n, F), (8, 2 * n, 3), (8, n, 1), (n, 2))
+    h, x, *attributes = (torch.randn(*shape, dtype=DOUBLE) for shape in shapes)
+    return h, x, clifford.message_plan(*edges(n), n), *attributes
+
+
+def tagging_batch(n):
+    momenta, scalars = (torch.randn(2, n, width, dtype=DOUBLE) for width in (4, 2))
+    plan = clifford.message_plan(*edges(2 * n), 2 * n)
+    return momenta, scalars, plan, torch.ones(2, n, dtype=DOUBLE)
 
 
 def message_batch(n):
@@ -166,7 +188,42 @@ O3 = {
 }
 GATR = (F, 2, F, 3, 1, 8)
 CLIFFORD = {
+    "AxialGATr": (
+        lambda: clifford.AxialGATr(*GATR, blocks=2, heads=2),
+        lambda n: (torch.randn(16, n, 3, F, dtype=DOUBLE), torch.randn(n, 3, 3, dtype=DOUBLE)),
+    ),
+    "ConditionalLGATr": (
+        lambda: clifford.ConditionalLGATr(*GATR, 2, 2, blocks=1, heads=(2, 2)),
+        conditional(16, "xyst"),
+    ),
+    "ConditionalLGATrBlock": (
+        lambda: clifford.ConditionalLGATrBlock(F, 3, 2, 2, heads=(2, 2)),
+        conditional(16, "xsyt"),
+    ),
+    "ConditionalLGATrSlim": (
+        lambda: clifford.ConditionalLGATrSlim(*GATR, 2, 2, blocks=1, heads=2),
+        conditional(4, "xyst"),
+    ),
+    "CrossAttention": (
+        lambda: clifford.CrossAttention(F, 3, 2, 2, heads=2),
+        conditional(16, "xsyt"),
+    ),
+    "GradeDropout": (lambda: clifford.GradeDropout(0.0), multivectors(PGA, scalars=3)),
+    "LGATrCrossAttention": (
+        lambda: clifford.LGATrCrossAttention(F, 3, 2, 2, heads=2),
+        conditional(16, "xsyt"),
+    ),
+    "LGATrSlim": (
+        lambda: clifford.LGATrSlim(*GATR, blocks=1, heads=2),
+        lambda n: (torch.randn(4, n, F, dtype=DOUBLE), torch.randn(n, 3, dtype=DOUBLE)),
+    ),
+    "RotaryEncoding": (lambda: clifford.RotaryEncoding(4), rows(4)),
     "CEMLP": (lambda: clifford.CEMLP(F, 3, SPACE), multivectors(SPACE)),
+    "CGLayer": (lambda: clifford.CGLayer(F, 3, SPACE), cg_batch),
+    "ConvexHullCGMLP": (lambda: clifford.ConvexHullCGMLP(2, 2), rows(2, 5)),
+    "LorentzCGGNN": (lambda: clifford.LorentzCGGNN(2, 3, 1, 2, 4, 2, 1, 0.0), tagging_batch),
+    "O3CGMLP": (lambda: clifford.O3CGMLP(2, 2, num_layers=2), rows(2, 3)),
+    "O5CGMLP": (clifford.O5CGMLP, rows(2, 5)),
     "CliffordConv1d": (lambda: clifford.CliffordConv1d(SPACE, 2, 3, 3), rows(2, 5, 8)),
     "CliffordConv2d": (lambda: clifford.CliffordConv2d(Algebra.cl(2), 2, 3, 3), rows(2, 5, 5, 4)),
     "CliffordConv3d": (lambda: clifford.CliffordConv3d(SPACE, 2, 3, 3), rows(2, 4, 4, 4, 8)),
@@ -177,6 +234,10 @@ CLIFFORD = {
     "FullyConnectedGeometricProduct": (
         lambda: clifford.FullyConnectedGeometricProduct(F, 3, SPACE),
         multivectors(SPACE, times=2),
+    ),
+    "FullyConnectedSteerableGeometricProduct": (
+        lambda: clifford.FullyConnectedSteerableGeometricProduct(F, 3, SPACE),
+        multivectors(SPACE),
     ),
     "GATr": (lambda: clifford.GATr(*GATR, blocks=1, heads=2), multivectors(PGA, scalars=3)),
     "GATrBlock": (

@@ -79,6 +79,8 @@ def test_solutions_and_their_gradients(size, batch):
 LOSSES = {
     "sinkhorn": {"blur": 0.2},
     "sinkhorn, p = 1": {"p": 1, "blur": 0.2, "debias": False},
+    "unbalanced": {"blur": 0.2, "reach": 0.5, "cost": "SqDist(X, Y) / 2"},
+    "a cost": {"blur": 0.2, "cost": lambda x, y: x.sqdist(y), "backend": "online"},
     "energy": {"loss": "energy"},
     "gaussian": {"loss": "gaussian", "blur": 0.5},
 }
@@ -113,6 +115,10 @@ def losses(rank, size, group):
             found.append([SamplesLoss(**options)(x[i], y[j])])
         with pytest.raises(BackendError, match="multiscale transport is asked for in all_pairs"):
             SamplesLoss(backend="multiscale")(x[i], y[j])
+        with pytest.raises(BackendError, match=r"<lambda> is given to a loss in all_pairs.*online"):
+            SamplesLoss(cost=lambda x, y: x @ y.mT)(x[i], y[j])
+        f, g = SamplesLoss(potentials=True, blur=0.2)(x[i], y[j])
+        assert (f.shape, g.shape) == (x[i].shape[:1], y[j].shape[:1])
     return found
 
 
@@ -142,12 +148,17 @@ def others(x, y, b, p):
     yield "rows", generic_argkmin("SqDist(x, y)", "k = Vi(2)", *aliases)(x, y)
     yield "columns", generic_logsumexp("x | y", "a = Vj(1)", *aliases)(x, y)
     yield "rows", Genred("x | y", aliases, "Max_SumShiftExp", axis=1)(x, y)
-    yield "rows", torch.from_numpy(numpy.Vi(x.numpy()).sqdist(numpy.Vj(y.numpy())).sum(1))
-    yield "rows", (Vi(x) | Vj(y)).sum(1, backend="numba")
+    host = x.cpu(), y.cpu()
+    u, v = (t.numpy() for t in host)
+    yield "rows", torch.from_numpy(numpy.Vi(u).sqdist(numpy.Vj(v)).sum(1))
+    yield "rows", (Vi(host[0]) | Vj(host[1])).sum(1, backend="numba")
     yield "rows", LazyTensor(x[:, None]).sqdist(LazyTensor(y[None])) @ b
     yield "rows", (Vi(x) * 0 + one).sum(1)  # lost j: 1
     yield "rows", ((Vi(x) * 1 - Vi(x)) + Vj(y) * 0).sum(1)
     yield "rows", (-Vi(x).sqdist(Vj(x))).exp().solve(x, alpha=1.0, eps=1e-15)
+    for name in ("nystrom", "pivoted_cholesky"):
+        options = {"alpha": 1.0, "eps": 1e-15, "preconditioner": name, "rank": 20}
+        yield "rows", (-Vi(x).sqdist(Vj(x))).exp().solve(x, **options)
     shared = Vj(y) * Pm(p)
     for kind in ("sum", "logsumexp", "min", "argmin"):
         yield "one", getattr(shared if kind != "logsumexp" else (shared | Pm(p)), kind)(1)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from tests.conftest import INTERPRETED
 from tests.distributed.modules import batch, build
 from tests.distributed.test_training import loss, sharded, whole
-from tests.ranks import run
+from tests.ranks import DEVICE_TYPE, run
 
 if INTERPRETED:
     pytest.skip("the CPU's own executors compute these", allow_module_level=True)
@@ -39,7 +39,7 @@ def made(size, group):
     if size > 1:
         for block in model.module.values():
             sharded(block, group)
-        fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+        fully_shard(model, mesh=DeviceMesh.from_group(group, DEVICE_TYPE))
     return model, torch.optim.Adam(model.parameters(), 0.1)
 
 

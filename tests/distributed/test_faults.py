@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.ranks import SIZE, run
+from tests.distributed import failing
+from tests.ranks import SIZE, ended, run
 from torchweft.distributed import faults, propagate_errors
 from torchweft.errors import RankError
 
-PROGRAM = Path(__file__).with_name("failing.py")
+PROGRAM = Path(failing.__file__)
 
 
 def torchrun(program, *arguments, ranks, folder):
@@ -38,16 +39,25 @@ def torchrun(program, *arguments, ranks, folder):
     return done, *said
 
 
-@pytest.mark.parametrize("where", ["before", "in_a_halo", "in_a_ring"])
-def test_every_rank_ends_with_the_name_and_the_error_of_the_first(where, tmp_path):
-    done, errors, results = torchrun(PROGRAM, where, ranks=3, folder=tmp_path)
-    assert done.returncode
-    assert b"rank      : 1" in done.stderr  # torchrun's own summary, by @record
-    assert len(errors) == 3
-    for rank, text in enumerate(errors):
+def told(texts):
+    """Whether each of three ranks ended with the name and the error of the first."""
+    assert len(texts) == 3
+    for rank, text in enumerate(texts):
         assert "OutOfAtomsError: no atoms are left" in text, (rank, text)
         assert "rank 1 raised OutOfAtomsError" in text or rank == 1, (rank, text)
-    assert not any("has a result" in text for text in results)
+        assert "has a result" not in text
+
+
+def test_torchrun_ends_with_the_name_and_the_error_of_the_first(tmp_path):
+    done, errors, results = torchrun(PROGRAM, ranks=3, folder=tmp_path)
+    assert done.returncode
+    assert b"rank      : 1" in done.stderr  # torchrun's own summary, by @record
+    told([error + result for error, result in zip(errors, results, strict=True)])
+
+
+@pytest.mark.parametrize("where", [failing.in_a_halo, failing.in_a_ring])
+def test_every_rank_ends_with_the_name_and_the_error_of_the_first(where, tmp_path):
+    told(ended(failing.fails, 3, tmp_path, where))
 
 
 def divide(group, number):

@@ -16,8 +16,8 @@ from torch.utils import _pytree
 from tests.conftest import INTERPRETED
 from tests.distributed import modules
 from tests.distributed.modules import CASES, FAMILIES, batch, build
+from tests.ranks import DEVICE_TYPE, run
 from tests.ranks import SIZE as EVERYONE
-from tests.ranks import run
 from torchweft.voxels import (
     SparseBatchNorm,
     SparseModule,
@@ -62,7 +62,7 @@ def compiled(module):
 
 def sharded(module, group):
     """The layer by itself, then what is around it; of voxels all at once, for the features."""
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, DEVICE_TYPE)
     if list(module.module.parameters()) and not isinstance(module.module, SparseModule):
         fully_shard(module.module, mesh=mesh)
     return fully_shard(module, mesh=mesh)

@@ -133,7 +133,7 @@ def test_pages_have_one_section_a_machine(tmp_path):
 def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     rows, _ = measured()
     rows[0] = dataclasses.replace(rows[0], ms_p50=2.0)
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
     append(tmp_path / "cpu" / "products.jsonl", rows)
     slower, slowest = (dataclasses.replace(rows[0], peer=f"peer {n}", ms_p50=n) for n in (7.0, 9.0))
     append(tmp_path / "cpu" / "products.jsonl", [slowest, slower])
@@ -142,7 +142,7 @@ def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     assert new.startswith("before\n")
     assert new.endswith("after\n")
     assert "old" not in new
-    assert "| dot | 2 · peer 7.0 7 · **3.5** |" in new
+    assert f"| a product | {rows[0].gpu} | 2 · peer 7.0 7 · **3.5** |" in new
     assert tables.readme_with_table(new, tmp_path) == new
 
 
@@ -156,7 +156,7 @@ def texts(picture):
 
 def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     """Red before: the fastest peer of all, and its time on the processor as the GPU's."""
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
     rows, _ = measured()
     peers = [("wrong", 1.0, 1.5, 57.0), ("a", 5.0, 30.0, 0.5), ("b", 8.0, 10.0, 0.5)]
     folder = with_peers(tmp_path, rows, *peers)
@@ -165,7 +165,7 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     assert "1 / 1.5, error 57, 15 % right" in cells
     assert cells[8:10] == ["2.5 / 2.5", "a / b"]
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert "| dot | 2 / 4 · b 8 / 10 · **2.5 / 2.5** |" in readme
+    assert f"| a product | {rows[0].gpu} | 2 / 4 · b 8 / 10 · **2.5 / 2.5** |" in readme
     (picture,) = tables.pictures(folder).values()
     found = texts(picture)
     assert found.count("2.5") == 2
@@ -173,14 +173,14 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
 
 
 def test_lines_without_a_right_peer_have_no_lead(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
     rows, _ = measured()
     folder = with_peers(tmp_path, rows, ("wrong", 1.0, None, 57.0))
     page = tables.performance_page(folder)
     assert "| lead |" not in page
     assert "![" not in page
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert "| dot | 2 / 4 · wrong 1, error 57, 15 % right |" in readme
+    assert f"| a product | {rows[0].gpu} | 2 / 4 · wrong 1, error 57, 15 % right |" in readme
     assert tables.pictures(folder) == {}
 
 
@@ -226,3 +226,17 @@ def test_eager_calls_are_compared_with_eager_calls(tmp_path):
     assert "| 1.33 / 2 | a peer / a peer captured |" in captured
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
     assert "| 3 / 3 · a peer captured 6 / 6 · **1.33 / 2** |" in readme
+
+
+def test_headlines_are_of_the_machine_that_ran_last(tmp_path, monkeypatch):
+    """Seen red with the first machine's rows, whose peers were not the fastest of today."""
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
+    rows, _ = measured()
+    cases = [("NVIDIA H200", "2026-01-01", 9.0), ("NVIDIA H100 80GB HBM3", "2026-02-01", 3.0)]
+    for gpu, date, theirs in cases:
+        ours = dataclasses.replace(rows[0], gpu=gpu, date=date, driver="1", l2="cold", ms_p50=2.0)
+        peer = dataclasses.replace(ours, peer="a peer", ms_p50=theirs)
+        append(tmp_path / gpu / "toy.jsonl", [ours, peer])
+    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
+    assert "| a product | H100 | 2 · a peer 3 · **1.5** |" in readme
+    assert "a product (H100)" in texts(tables.pictures(tmp_path)[tables.HEADLINE_PICTURE])

@@ -28,7 +28,8 @@ from torchweft.clifford.layers.checkpoints import (
 )
 from torchweft.clifford.layers.convolution import CliffordConv2d
 from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
-from torchweft.clifford.layers.transformers import GATr, LGATr, equivariant_join
+from torchweft.clifford.layers.lgatr import LGATR_2, LGATr
+from torchweft.clifford.layers.transformers import GATr, equivariant_join
 from torchweft.errors import ShapeError
 
 X = torch.arange(1.0, 17, dtype=torch.float64)
@@ -121,7 +122,8 @@ def test_cegnn_message_passing():
                 f"{at}.2.linear_left.bias": (1, 2, 1),
                 f"{at}.3.a": (1, 2),
             }
-    state = filled(shapes) | {"edge_model.algebra.cayley": torch.zeros(8, 8, 8)}
+    state = filled(shapes)
+    state |= {f"{k.rpartition('.')[0]}.algebra.cayley": torch.zeros(8, 8, 8) for k in shapes}
     layer = loaded(EGCL(2, algebra, 1), from_cegnn(state, algebra, configuration={}))
     plan = message_plan(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 0, 1, 2]), 3)
     h, edges = waves(3, 2, 8), waves(4, 1, 8, phase=0.5)
@@ -294,7 +296,7 @@ def lgatr_2_shapes():
     return shapes | gains | {f"blocks.0.norm{i}.weight_s": (2,) for i in (1, 2)}
 
 
-LGATR_2 = {
+SECOND = {
     "gelu": (
         ".378627 .005839 -.127516 .273636 .028066 -.327089 1.139209 -.024765 "
         "-.372168 .347218 -.827103 .119674 .159631 .332552 -.080328 1.884209",
@@ -308,15 +310,16 @@ LGATR_2 = {
 }
 
 
-@pytest.mark.parametrize("name", LGATR_2)
+@pytest.mark.parametrize("name", SECOND)
 def test_lgatr_2_network(name):
     """Red before: it did not load."""
     options = TWO_HEADS | {"mlp": {"nonlinearity": name}}
     state = from_lgatr(filled(lgatr_2_shapes()), configuration=options)
     ours = {"gelu": "gelu_tanh"}.get(name, name)
-    network = LGATr(2, 1, 2, 1, 1, 2, 1, 2, False, True, activation=ours, blade_dim=-1)
+    options = {"activation": ours, "options": LGATR_2}
+    network = LGATr(2, 1, 2, 1, 1, 2, 1, 2, False, True, **options, blade_dim=-1)
     x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
-    for found, text in zip((x[0, 0], scalars), LGATR_2[name], strict=True):
+    for found, text in zip((x[0, 0], scalars), SECOND[name], strict=True):
         same(found, [float(v) for v in text.split()])
 
 
@@ -361,10 +364,16 @@ def test_another_number_of_heads_is_refused():
 @pytest.mark.parametrize(
     ("load", "options", "match"),
     [
-        (from_gatr, {"attention": {"pos_encoding": True}}, r"pos_encoding is True.*must be False"),
-        (from_lgatr, {"attention": {"head_scale": True}}, r"head_scale is True.*must be False"),
-        (from_lgatr, {"reinsert_mv_channels": (0,)}, r"reinsert_mv_channels is \(0,\).*None"),
-        (from_lgatr, {"primitives": {"bivector": False}}, r"bivector is False.*must be True"),
+        (
+            from_gatr,
+            {"attention": {"normalizer_eps": 0.1}},
+            r"normalizer_eps is 0.1.*must be 0.001",
+        ),
+        (
+            from_lgatr,
+            {"crossattention": {"additional_q_mv_channels": 1}},
+            r"additional_q_mv_channels is 1.*must be 0",
+        ),
         (from_lgatr, {"mlp": {"shape": 3}}, r"mlp shape is 3.*not known"),
         (from_cegnn, {"invariant": "norm"}, r"invariant is 'norm'.*must be 'mag2'"),
         (from_cegnn, {"residual": False}, r"residual is False.*must be True"),
@@ -379,7 +388,7 @@ def test_options_without_a_counterpart_are_refused(load, options, match):
 
 
 def test_options_are_read_off_the_original():
-    """From attributes of its modules, which are named as in CEGNN, L-GATr and cliffordlayers."""
+    """From attributes of its modules, which are named as in CEGNN and cliffordlayers."""
 
     class MVSiLU(torch.nn.Module):
         invariant = "norm"
@@ -387,14 +396,9 @@ def test_options_are_read_off_the_original():
     class CliffordConv2d(torch.nn.Module):
         groups, rotation, padding_mode = 2, False, "zeros"
 
-    class ScalarGatedNonlinearity(torch.nn.Module):
-        nonlinearity = functools.partial(torch.nn.functional.gelu, approximate="tanh")
-        _reinsert_s_channels = (1,)
-
     for load, module, match in (
         (functools.partial(from_cegnn, algebra=Algebra.cl(3)), MVSiLU(), "invariant is 'norm'"),
         (from_cliffordlayers, CliffordConv2d(), "groups is 2"),
-        (from_lgatr, ScalarGatedNonlinearity(), r"reinsert_s_channels is \(1,\)"),
     ):
         with pytest.raises(ShapeError, match=match):
             load(torch.nn.Sequential(module))

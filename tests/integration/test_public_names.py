@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchweft
+from tests.cases.segments import REDUCTIONS
 from torchweft import clifford, o3, products, reductions, voxels
 from torchweft.reductions import cluster
 
@@ -122,7 +123,7 @@ BEGIN = {
         **dict.fromkeys(("BlockSparsity", "SamplesLoss", "sinkhorn_divergence"), ""),
     },
     cluster: {
-        "grid_cluster": "x size",
+        "grid_cluster": "x size origin",
         "sort_clusters": "x lab",
         "cluster_ranges": "lab Nlab",
         "cluster_ranges_centroids": "x lab weights min_weight",
@@ -166,7 +167,8 @@ def test_info_is_a_named_tuple_that_moves(name):
 
 
 def test_products_lists_these_names_and_no_others():
-    assert sorted(products.__all__) == sorted([*EXPECTED, *INFOS, "forget"])
+    segments = [f"segment_{name}" for name in REDUCTIONS]
+    assert sorted(products.__all__) == sorted([*EXPECTED, *INFOS, *segments, "forget"])
 
 
 def test_reductions_has_the_names_it_lists():

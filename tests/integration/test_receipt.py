@@ -10,6 +10,7 @@ import torch
 
 from tests import check
 from tests.cases import Suite, products, receipt
+from tests.cases.receipt_of_ranks import check_ranks
 
 CASE = products.door_cases()[0]
 WRONG = replace(CASE, name="wrong: scaled", call=lambda *a, **k: 1.01 * CASE.call(*a, **k))
@@ -96,3 +97,17 @@ def test_every_mode_of_every_op_is_registered():
             assert any(name.startswith(f"{op}: {mode}") for name in names)
         channels = {case.name.split("C=")[1] for case in products.op_cases(op)}
         assert {"1", "3", "8", "16", "31", "64", "65", "128"} <= channels
+
+
+def test_the_receipt_of_ranks_names_what_failed_and_what_needs_more_of_them(tmp_path):
+    program = tmp_path / "test_three.py"
+    program.write_text(
+        "import os, pytest\n"
+        "def test_kept(): assert os.environ['TORCHWEFT_TEST_RANKS'] == 'cuda'\n"
+        "def test_broken(): assert 1 == 2\n"
+        "def test_of_many(): pytest.skip('needs 4')\n"
+    )
+    made = check_ranks("cuda", {"gpu": "none"}, str(program), "--rootdir", str(tmp_path))
+    assert (made.checks, made.missing) == (2, ["test_three.test_of_many"])
+    (failure,) = made.failures
+    assert failure.startswith("test_three.test_broken: assert 1 == 2")

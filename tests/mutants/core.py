@@ -153,8 +153,8 @@ MUTANTS = [
     ),
     Mutant(
         "straight-line code: differences are turned round",
-        "return combine(self._value(left), self._value(right), flags=self.flags)",
-        "return combine(self._value(right), self._value(left), flags=self.flags)",
+        "both = self._alike(self._value(left), self._value(right))\n                return getattr",
+        "both = self._alike(self._value(right), self._value(left))\n                return getattr",
         "tests/contract/test_straight_line.py",
     ),
     Mutant(
@@ -162,6 +162,18 @@ MUTANTS = [
         'builder.cbranch(builder.icmp_signed("<", first, end), body, after)',
         "builder.branch(body)",
         "tests/contract/test_machine_code.py",
+    ),
+    Mutant(
+        "machine code: of tests joined by `or` the last alone counts",
+        "(following, no) if both else (yes, following)",
+        "(following, no) if both else (following, following)",
+        "tests/contract/test_machine_code.py -k while",
+    ),
+    Mutant(
+        "machine code: 2^n of an n that is too small by one",
+        "integer(bias << bits)",
+        "integer((bias - 1) << bits)",
+        "tests/contract/test_machine_code.py -k powers",
     ),
     Mutant(
         "loops: all tasks are a few runs, which no interrupt ends",

@@ -7,6 +7,7 @@ EDGES = "tests/contract/test_reductions_edges.py -k nan"
 SPARSITY = "tests/contract/test_reductions_sparsity.py"
 LAZY = "tests/contract/test_reductions_lazy.py"
 GRAPHS = "tests/contract/test_products_graphs.py"
+SAMPLES = "tests/contract/test_reductions_samples_loss.py"
 
 MUTANTS = [
     Mutant(
@@ -124,5 +125,23 @@ MUTANTS = [
         "keys[:, None] + (steps + 1), right=True)",
         "keys[:, None] + steps, right=True)",
         GRAPHS,
+    ),
+    Mutant(
+        "unbalanced gradients are of the dual value as it is written",
+        "return (rho + eps) * total - eps / 2 * held",
+        "return (rho + eps / 2) * total",
+        f"{SAMPLES} -k unbalanced",
+    ),
+    Mutant(
+        "unbalanced updates keep their size",
+        "return 1.0 if self.reach is None else 1 / (1 + (length / self.reach) ** self.p)",
+        "return 1.0",
+        f"{SAMPLES} -k potentials",
+    ),
+    Mutant(
+        "potentials stay in the order of clusters",
+        "return [part.index_select(0, place) for part, place in zip(parts, places, strict=True)]",
+        "return [part for part, place in zip(parts, places, strict=True)]",
+        f"{SAMPLES} -k clusters",
     ),
 ]

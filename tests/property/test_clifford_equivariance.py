@@ -22,10 +22,10 @@ from torchweft.clifford.layers.basic import (
     MVSiLU,
 )
 from torchweft.clifford.layers.equilinear import EquiLayerNorm, EquiLinear, MixedLinear
+from torchweft.clifford.layers.lgatr import LGATr
 from torchweft.clifford.layers.transformers import (
     GATr,
     GeometricMLP,
-    LGATr,
     ScalarGatedNonlinearity,
     join,
 )

@@ -18,7 +18,9 @@ PACKAGE = __name__.rpartition(".")[0]
 
 STAND_INS = {
     "MinkowskiEngine": ("MinkowskiEngine",),
+    "pykeops": ("pykeops", "keopscore"),
     "spconv": ("spconv", "cumm"),
+    "torch_scatter": ("torch_scatter",),
     "torchsparse": ("torchsparse",),
 }
 """By the name to install, the top-level modules that it stands in for."""
@@ -29,7 +31,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['MinkowskiEngine', 'spconv', 'torchsparse']
+    ['MinkowskiEngine', 'pykeops', 'spconv', 'torch_scatter', 'torchsparse']
     """
     return sorted(STAND_INS)
 

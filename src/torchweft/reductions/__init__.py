@@ -17,7 +17,8 @@ from torchweft.reductions.genred import (
 )
 from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
 from torchweft.reductions.solve import KernelSolve, conjugate_gradient
-from torchweft.reductions.transport.sinkhorn import SamplesLoss, sinkhorn_divergence
+from torchweft.reductions.transport.samples_loss import SamplesLoss
+from torchweft.reductions.transport.sinkhorn import sinkhorn_divergence
 
 if TYPE_CHECKING:
     from torchweft.reductions.gpu.launch import source

@@ -190,10 +190,15 @@ class LazyTensor(Reducers):
     @property
     def shape(self) -> tuple[int, ...]:
         """(..., M, N, D), or (..., M, N) for one component; unknown sizes are 1."""
+        last = [] if self._components == 1 else [self._components]
+        return (*self._shape[:-1], *last)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """(..., M, N, D), also for one component; a complex number counts as two, as in pykeops."""
         known = self._extent
         sizes = [1 if n is None else n for n in (known.rows, known.columns)]
-        last = [] if self._components == 1 else [self._components]
-        return (*known.batch, *sizes, *last)
+        return (*known.batch, *sizes, self.ndim)
 
     def dim(self) -> int:
         """The number of dimensions: batch, i, j, and components even if there is one."""
@@ -211,12 +216,6 @@ class LazyTensor(Reducers):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({symbolic.shown(self._formula)}, shape={self.shape})"
-
-    def __bool__(self) -> bool:
-        raise ShapeError(
-            f"a lazy tensor of shape {self.shape} is asked if it is true: it has a value for each "
-            "pair. Compare its reductions, or use ifelse."
-        )
 
     # Operations
 
@@ -367,7 +366,7 @@ class LazyTensor(Reducers):
         other: Any,
         var: LazyTensor | None = None,
         call: bool = True,
-        alpha: Any = 1e-10,
+        alpha: Any = None,
         eps: float = 1e-6,
         **options: Any,
     ) -> Any:
@@ -379,9 +378,9 @@ class LazyTensor(Reducers):
             other: b, a tensor (M, E), or a lazy tensor of one variable.
             var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
             call: False returns a callable of the symbolic variables.
-            alpha: added to the diagonal.
+            alpha: added to the diagonal; None chooses, see `KernelSolve`.
             eps: bound of the norm of the residual, relative to the norm of b.
-            options: the keywords of `Genred`, its call and `KernelSolve`.
+            options: the keywords of `Genred`, its call and `KernelSolve`, such as preconditioner.
         """
         lazy = self._wrap_rhs(other)
         rhs = lazy._variables[0]

@@ -138,8 +138,8 @@ class Reducers:
     exp1j = _operation("ComplexExp1j", "exp(i x) of a real x.")
 
     atan2 = _operation("Atan2", "The angle of the point (other, self).", "other")
-    clamp = _operation("Clamp", "min(max(self, a), b).", "a", "b")
-    ifelse = _operation("IfElse", "a where self ≥ 0, else b.", "a", "b")
+    clamp = _operation("Clamp", "min(max(self, other1), other2).", "other1", "other2")
+    ifelse = _operation("IfElse", "other1 where self ≥ 0, else other2.", "other1", "other2")
     sqdist = _operation("SqDist", "|self − other|².", "other")
     concat = _operation("Concat", "The components of both, self's first.", "other")
     matvecmult = _operation("MatVecMult", "A b, of the matrix self, row-major.", "other")
@@ -153,16 +153,16 @@ class Reducers:
         "other",
         "gamma",
     )
-    grad = _operation("Grad", "Σ_k e_k ∂f_k/∂v.", "v", "e")
-    diff = _operation("Diff", "∂f/∂v · e.", "v", "e")
-    grad_matrix = _operation("GradMatrix", "∂f_k/∂v_l, row-major.", "v")
-    divergence = _operation("Divergence", "Σ_k ∂f_k/∂v_k.", "v")
-    laplacian = _operation("Laplacian", "Σ_k ∂²f/∂v_k².", "v")
-    factorize = _operation("Factorize", "Self: a common part is computed once anyway.", "g")
+    grad = _operation("Grad", "Σ_k e_k ∂f_k/∂v, of v = other and e = gradin.", "other", "gradin")
+    diff = _operation("Diff", "∂f/∂v · e, of v = other and e = diffin.", "other", "diffin")
+    grad_matrix = _operation("GradMatrix", "∂f_k/∂v_l of v = other, row-major.", "other")
+    divergence = _operation("Divergence", "Σ_k ∂f_k/∂v_k, of v = var.", "var")
+    laplacian = _operation("Laplacian", "Σ_k ∂²f/∂v_k², of v = var.", "var")
+    factorize = _operation("Factorize", "Self: a common part is computed once anyway.", "other")
 
-    def trace_operator(self: Any, v: Any) -> Any:
-        """The trace of self, which is linear in the symbolic variable v; the result lacks v."""
-        return self._apply("TraceOperator", v)._without(v)
+    def trace_operator(self: Any, var: Any) -> Any:
+        """The trace of self, which is linear in the symbolic variable; the result lacks it."""
+        return self._apply("TraceOperator", var)._without(var)
 
     def __pow__(self: Any, exponent: Any) -> Any:
         if isinstance(exponent, int):
@@ -171,30 +171,30 @@ class Reducers:
             return self._apply("Sqrt" if exponent > 0 else "Rsqrt")
         return self._apply("Powf", exponent)
 
-    def power(self, exponent: Any) -> Any:
-        """self ** exponent."""
-        return self**exponent
+    def power(self, other: Any) -> Any:
+        """self ** other."""
+        return self**other
 
     def mod(self: Any, modulus: Any, offset: Any = 0) -> Any:
         """self − m ⌊(self − d) / m⌋, in [d, d + m)."""
         return self._apply("Mod", modulus, offset)
 
-    def round(self: Any, decimals: int = 0) -> Any:
+    def round(self: Any, other: int = 0) -> Any:
         """Self, rounded to a number of decimals."""
-        return self._apply("Round", data=(decimals,))
+        return self._apply("Round", data=(other,))
 
     def norm(self, dim: int = -1) -> Any:
         """norm2 over the components."""
         self._require_last("norm", dim)
         return self.norm2()
 
-    def weightedsqnorm(self: Any, s: Any) -> Any:
-        """s |x|², Σ s_k x_k² or Σ s_kl x_k x_l, for s of dimension 1, D or D·D."""
-        return self._wrap(s)._apply("WeightedSqNorm", self)
+    def weightedsqnorm(self: Any, other: Any) -> Any:
+        """s |x|², Σ s_k x_k² or Σ s_kl x_k x_l, for s = other of dimension 1, D or D·D."""
+        return self._wrap(other)._apply("WeightedSqNorm", self)
 
-    def weightedsqdist(self: Any, other: Any, s: Any) -> Any:
-        """`weightedsqnorm` of self − other."""
-        return self._wrap(s)._apply("WeightedSqDist", self, other)
+    def weightedsqdist(self: Any, g: Any, s: Any) -> Any:
+        """`weightedsqnorm` of self − g, with weight s."""
+        return self._wrap(s)._apply("WeightedSqDist", self, g)
 
     def elem(self: Any, i: int) -> Any:
         """Component i."""
@@ -239,21 +239,21 @@ class Reducers:
         return self._apply("BSpline", x, data=(k,))
 
     @staticmethod
-    def concatenate(tensors: Sequence[Any], axis: int = -1) -> Any:
+    def concatenate(tuple_of_lt: Sequence[Any], axis: int = -1) -> Any:
         """The components of all tensors, one tensor after the other."""
-        if not isinstance(tensors, tuple | list) or not tensors:
+        if not isinstance(tuple_of_lt, tuple | list) or not tuple_of_lt:
             raise ShapeError(
-                f"concatenate is given {tensors!r}: it takes a tuple of one lazy tensor or more. "
-                "Pass (x, y, …)."
+                f"concatenate is given {tuple_of_lt!r}: it takes a tuple of one lazy tensor or "
+                "more. Pass (x, y, …)."
             )
-        first, *others = tensors
+        first, *others = tuple_of_lt
         first._require_last("concatenate", axis)
         return first._apply("Concat", *others) if others else first
 
     @staticmethod
-    def cat(tensors: Sequence[Any], dim: int = -1) -> Any:
+    def cat(tuple_of_lt: Sequence[Any], dim: int = -1) -> Any:
         """`concatenate`, with torch's name."""
-        return Reducers.concatenate(tensors, dim)
+        return Reducers.concatenate(tuple_of_lt, dim)
 
     def keops_tensordot(
         self: Any,
@@ -262,10 +262,10 @@ class Reducers:
         dimfb: Sequence[int],
         contfa: Sequence[int],
         contfb: Sequence[int],
-        *perm: Sequence[int],
+        *args: Sequence[int],
     ) -> Any:
-        """Tensors of shapes dimfa and dimfb, summed over the axes contfa with contfb, permuted."""
-        lists = (dimfa, dimfb, contfa, contfb, *perm)
+        """Tensors of shapes dimfa, dimfb, summed over axes contfa with contfb; args permutes."""
+        lists = (dimfa, dimfb, contfa, contfb, *args)
         return self._apply("TensorDot", other, data=tuple(map(_integers, lists)))
 
     def keops_kron(self: Any, other: Any, dimfself: Sequence[int], dimfother: Sequence[int]) -> Any:
@@ -373,6 +373,11 @@ class Reduced:
         self._spec, self._variables, self._known = spec, variables, known
         self._options, self._origin = options, origin
         self.places = places(variables)
+
+    @property
+    def callfun(self) -> Reduced:
+        """Self, by pykeops' name."""
+        return self
 
     @together
     def __call__(self, *args: Any, **options: Any) -> Any:

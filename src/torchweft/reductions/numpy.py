@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from torchweft.reductions import cluster, genred, lazy, solve
+from torchweft.reductions import genred, lazy, solve
+from torchweft.reductions.arrays import arrays, tensors
+from torchweft.reductions.cluster import arrays as cluster
 
 __all__ = [
     "ComplexLazyTensor",
@@ -27,36 +25,20 @@ __all__ = [
 ]
 
 
-def _tensor(x: Any) -> Any:
-    """The tensor of an array, or of each array of a tuple; anything else unchanged."""
-    if isinstance(x, tuple):
-        return tuple(map(_tensor, x))
-    if isinstance(x, np.ndarray):
-        ascending = all(stride >= 0 for stride in x.strides)
-        return torch.from_numpy(x if ascending and x.flags.writeable else x.copy())
-    if isinstance(x, np.floating | np.complexfloating | np.integer):
-        return x.item()
-    return x
-
-
-def _array(x: Tensor) -> Any:
-    return x.numpy()
-
-
 class LazyTensor(lazy.LazyTensor):
     """`torchweft.reductions.LazyTensor` of NumPy's arrays."""
 
     @classmethod
     def _tensor(cls, x: Any) -> Any:
-        return _tensor(x)
+        return tensors(x)
 
     @classmethod
     def _array(cls, x: Any) -> Any:
-        return _array(x)
+        return arrays(x)
 
     @classmethod
     def _is_complex_data(cls, x: Any) -> bool:
-        return super()._is_complex_data(_tensor(x))
+        return super()._is_complex_data(tensors(x))
 
 
 class ComplexLazyTensor(LazyTensor, lazy.ComplexLazyTensor):
@@ -70,7 +52,7 @@ LazyTensor.complex_class = ComplexLazyTensor
 class Genred(genred.Genred):
     """`torchweft.reductions.Genred` of NumPy's arrays."""
 
-    _tensor, _array = staticmethod(_tensor), staticmethod(_array)
+    _tensor, _array = staticmethod(tensors), staticmethod(arrays)
 
 
 class KernelSolve(solve.KernelSolve):
@@ -78,8 +60,8 @@ class KernelSolve(solve.KernelSolve):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """See `torchweft.reductions.KernelSolve`."""
-        given = {name: _tensor(value) for name, value in options.items()}
-        return _array(super().__call__(*map(_tensor, args), **given))
+        given = {name: tensors(value) for name, value in options.items()}
+        return arrays(super().__call__(*tensors(args), **given))
 
 
 def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:

@@ -6,21 +6,30 @@ The derivative is that of the equation, not of the iterations: with A λ = g,
 
     ∂b = λ,   ∂θ = −⟨λ, (∂A/∂θ) a⟩,   da = A⁻¹ (db − dA a)
 
-and both are solved by the same function, so all orders exist.
+and both are solved by the same function, so all orders exist.  A preconditioner changes the number
+of iterations alone; see `preconditioners`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchweft.errors import DTypeError, ShapeError, WeftError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.whole import Whole, together, whole
 from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
+from torchweft.reductions.kernel_matrix import KernelMatrix, check_square, kernel_matrix
+from torchweft.reductions.preconditioners import (
+    FACTORS,
+    ConvergenceError,
+    apply_low_rank,
+    low_rank,
+    sketched,
+)
 from torchweft.reductions.variables import (
     Variable,
     extent,
@@ -34,11 +43,14 @@ __all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
 
 MOST_ITERATIONS = 10_000
 
+RANK = 100
+"""Columns of a preconditioner."""
+
+LEAST_RIDGE, ERRORS_OF_RIDGE = 1e-10, 16
+"""The default ridge: pykeops', or what keeps the condition number below 1 / (16 eps) of the dtype,
+for which conjugate gradients need about ½ √κ log(2 / 10⁻⁶) ≈ 5300 iterations in float32."""
+
 Linear = Callable[..., Tensor]
-
-
-class ConvergenceError(WeftError, ArithmeticError):
-    """An iteration that met NaN, or did not converge."""
 
 
 class _System(NamedTuple):
@@ -48,7 +60,7 @@ class _System(NamedTuple):
         apply: (v, *tensors) -> A v.
         eps: ‖b − A a‖ ≤ eps ‖b‖ ends the iteration.
         max_iter: most iterations.
-        preconditioner: r -> about A⁻¹ r, or None.
+        preconditioner: (r, *tensors) -> about A⁻¹ r, or None.
         batch_dims: number of leading dimensions that index separate systems.
         whole: where the rows of the systems stand.
     """
@@ -87,7 +99,8 @@ def conjugate_gradient(
     *,
     eps: float = 1e-6,
     max_iter: int = MOST_ITERATIONS,
-    preconditioner: Linear | None = None,
+    preconditioner: Linear | str | None = None,
+    rank: int = RANK,
     batch_dims: int = 0,
 ) -> Tensor:
     """a with A a = rhs, where A v = apply(v, *tensors) is symmetric and positive definite.
@@ -102,7 +115,9 @@ def conjugate_gradient(
         tensors: the tensors that A depends on.
         eps: the iteration ends where ‖rhs − A a‖ ≤ eps ‖rhs‖, by the recurrence of the residual.
         max_iter: most iterations.
-        preconditioner: r -> about A⁻¹ r, symmetric and positive definite.
+        preconditioner: r -> about A⁻¹ r, symmetric and positive definite; "nystrom": made of `rank`
+            products of A with random vectors, the same at every call.
+        rank: of "nystrom".
         batch_dims: number of leading dimensions of rhs that index separate systems, each solved to
             eps; all other dimensions belong to one system.
 
@@ -114,9 +129,22 @@ def conjugate_gradient(
 
     Raises:
         ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
-        ShapeError: apply returns another shape, or eps or max_iter is negative.
+        ShapeError: apply returns another shape, eps or max_iter is negative, or there is no
+            preconditioner of that name.
         DTypeError: rhs is neither float32 nor float64.
     """
+    _agree("conjugate_gradient", rhs, tensors, eps, max_iter, batch_dims)
+    made: Sequence[Tensor] = ()
+    if _kind(preconditioner, ("nystrom",), rank) in FACTORS:
+        made = sketched(lambda v: apply(v, *tensors), rhs.detach(), rank, batch_dims)
+        preconditioner = apply_low_rank
+    return _solved(apply, rhs, tensors, made, eps, max_iter, preconditioner, batch_dims)
+
+
+def _agree(
+    name: str, rhs: Tensor, tensors: Sequence[Tensor], eps: float, max_iter: int, batch_dims: int
+) -> None:
+    """Check the arguments of a solution, which must be equal in every process."""
     if rhs.dtype not in (torch.float32, torch.float64):
         raise DTypeError(
             f"rhs is {rhs.dtype}: conjugate gradients need float32 or float64. Pass rhs.float()."
@@ -126,23 +154,55 @@ def conjugate_gradient(
             f"eps is {eps} and max_iter {max_iter}: both must be 0 or more. Pass eps=1e-6, the "
             "part of rhs that may be left, and some thousand iterations."
         )
-    there = whole()
-    tensors, graded = list(tensors), [rhs, *tensors]
-    there.agree(
-        "conjugate_gradient",
+    whole().agree(
+        name,
         lambda: {
             "shape of a row of rhs": (*rhs.shape[:batch_dims], *rhs.shape[batch_dims + 1 :]),
             "dtype": rhs.dtype,
             "eps": eps,
             "max_iter": max_iter,
-            "preconditioner": preconditioner is not None,
-            "requires_grad": [isinstance(t, Tensor) and t.requires_grad for t in graded],
+            "requires_grad": [isinstance(t, Tensor) and t.requires_grad for t in (rhs, *tensors)],
         },
     )
-    apply, preconditioner = there.keeping(apply), preconditioner and there.keeping(preconditioner)
-    system = _System(apply, eps, max_iter, preconditioner, batch_dims, there)
-    solution: Tensor = _Solve.apply(system, rhs, *tensors)  # type: ignore[no-untyped-call]
+
+
+def _solved(
+    apply: Linear,
+    rhs: Tensor,
+    tensors: Sequence[Tensor],
+    made: Sequence[Tensor],
+    eps: float,
+    max_iter: int,
+    preconditioner: Any,
+    batch_dims: int,
+) -> Tensor:
+    """The solution; `made` are the constants that the preconditioner takes after the residual."""
+    there, count = whole(), len(tensors)
+
+    def apply_all(v: Tensor, *given: Tensor) -> Tensor:
+        return apply(v, *given[:count])
+
+    def precondition(r: Tensor, *given: Tensor) -> Tensor:
+        found: Tensor = preconditioner(r, *given[count:])
+        return found
+
+    second = None if preconditioner is None else there.keeping(precondition)
+    system = _System(there.keeping(apply_all), eps, max_iter, second, batch_dims, there)
+    solution: Tensor = _Solve.apply(system, rhs, *tensors, *made)  # type: ignore[no-untyped-call]
     return solution
+
+
+def _kind(preconditioner: Linear | str | None, names: Sequence[str], rank: int) -> str | None:
+    """What a preconditioner is: its name, "function" or None, equal in every process."""
+    kind = "function" if callable(preconditioner) else preconditioner
+    if kind not in (None, "function", *names) or rank < 1:
+        raise ShapeError(
+            f"preconditioner is {preconditioner!r} and rank {rank}: it must be "
+            f"{' or '.join(map(repr, names))} here, a function r -> about A⁻¹ r, or None, and rank "
+            "1 or more. Pass one of them."
+        )
+    whole().agree("a preconditioner", lambda: {"preconditioner": kind, "rank": rank})
+    return kind
 
 
 class KernelSolve:
@@ -171,23 +231,35 @@ class KernelSolve:
     def __call__(
         self,
         *args: Tensor,
-        alpha: float | Tensor = 1e-10,
+        alpha: float | Tensor | None = None,
         eps: float = 1e-6,
         max_iter: int = MOST_ITERATIONS,
+        preconditioner: Linear | str | None = None,
+        rank: int = RANK,
         **options: Any,
     ) -> Tensor:
         """The solution, differentiable in all arguments and in alpha.
 
         Args:
             args: the variables of the formula, with b in the place of the unknown.
-            alpha: ridge, added to the diagonal.
+            alpha: ridge, added to the diagonal.  None is pykeops' 1e-10, and at least
+                16 eps tr K with the eps of the dtype that it computes in, float32 for 16 bits: a
+                smaller one is lost in the rounding errors of K.
             eps: bound of the norm of the residual relative to ‖b‖, for each entry of a batch.
             max_iter: most iterations.
+            preconditioner: "nystrom" of `rank` rows that are drawn evenly, the same at every call;
+                "pivoted_cholesky" of the `rank` rows that are least explained by those before; a
+                function r -> about (α + K)⁻¹ r; or None.
+            rank: rows of a preconditioner.
             options: backend, device_id and ranges, as `Genred` takes them.
 
         Raises:
             ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
-            ShapeError: too few arguments, or a system that is not square.
+            ShapeError: too few arguments, a system that is not square, ranges beside a
+                preconditioner by name, or a formula that does not reduce over the unknown.
+
+        Cost: an iteration is one reduction.  A preconditioner evaluates `rank` columns of K, and
+        keeps them and as much again for a moment, in float64.
         """
         if len(args) <= self._unknown:
             raise ShapeError(
@@ -199,20 +271,39 @@ class KernelSolve:
         dtype = args[self._unknown].dtype
         wide = torch.promote_types(dtype, torch.float32)
         tensors = [a.to(wide) for a in args]
-        rhs = tensors.pop(self._unknown)
+        rhs = tensors[self._unknown]
+        others = [*tensors[: self._unknown], *tensors[self._unknown + 1 :]]
+        batch_dims = max(rhs.ndim - 2, 0)
 
         def apply(v: Tensor, ridge: Tensor, *others: Tensor) -> Tensor:
             values = [*others[: self._unknown], v, *others[self._unknown :]]
             product: Tensor = self._reduction(*values, **options)
-            _check_square(product, v)
+            check_square(product.shape, v.shape)
             return product + ridge * v
 
-        ridge = torch.as_tensor(alpha, dtype=wide, device=rhs.device)
-        batch_dims = max(rhs.ndim - 2, 0)
-        found = conjugate_gradient(
-            apply, rhs, (ridge, *tensors), eps=eps, max_iter=max_iter, batch_dims=batch_dims
-        )
+        _agree("KernelSolve", rhs, others, eps, max_iter, batch_dims)
+        if _kind(preconditioner, tuple(FACTORS), rank) in FACTORS:
+            _check_no_ranges(preconditioner, options)
+        like: Any = {"dtype": wide, "device": rhs.device}
+        ridge = self._ridge(tensors) if alpha is None else torch.as_tensor(alpha, **like)
+        made: Sequence[Tensor] = ()
+        if isinstance(preconditioner, str):
+            made = low_rank(preconditioner, self._matrix(tensors), rank, ridge)
+            preconditioner = apply_low_rank
+        given = (ridge, *others)
+        found = _solved(apply, rhs, given, made, eps, max_iter, preconditioner, batch_dims)
         return found.to(dtype)
+
+    def _matrix(self, tensors: Sequence[Tensor]) -> KernelMatrix:
+        spec = self._reduction._spec
+        return kernel_matrix(spec.formula, self._unknown, spec.axis, tensors)
+
+    def _ridge(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The default ridge of each entry of the batch, (*batch, 1, 1)."""
+        diagonal = self._matrix(tensors).diagonal()
+        trace = whole().total(diagonal.sum(-1))[..., None, None]
+        least = ERRORS_OF_RIDGE * torch.finfo(trace.dtype).eps * trace
+        return least.clamp(min=LEAST_RIDGE)
 
 
 class Solved:
@@ -234,6 +325,11 @@ class Solved:
         self._axis, self._options = axis, options
         needed = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
         self.places = places(needed)
+
+    @property
+    def callfun(self) -> Solved:
+        """Self, by pykeops' name."""
+        return self
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The solution for these arguments."""
@@ -318,9 +414,10 @@ class _Solve(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         where = in_dims[1]
         rows = rhs.expand(info.batch_size, *rhs.shape) if where is None else rhs.movedim(where, 0)
+        dims = (0, *in_dims[2:])
         more = system._replace(
-            apply=torch.func.vmap(system.apply, in_dims=(0, *in_dims[2:])),
-            preconditioner=system.preconditioner and torch.func.vmap(system.preconditioner),
+            apply=torch.func.vmap(system.apply, dims),
+            preconditioner=system.preconditioner and torch.func.vmap(system.preconditioner, dims),
             batch_dims=system.batch_dims + 1,
         )
         return _Solve.apply(more, rows, *tensors), 0  # type: ignore[no-untyped-call]
@@ -348,7 +445,9 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     residual = rhs / scale  # squares of tiny numbers underflow
 
     def precondition(r: Tensor) -> Tensor:
-        return r if system.preconditioner is None else _applied(system, system.preconditioner, r)
+        if system.preconditioner is None:
+            return r
+        return _applied(system, system.preconditioner, r, *tensors)
 
     limit = system.eps**2 * dot(residual, residual)
     solution = torch.zeros_like(residual)
@@ -374,18 +473,18 @@ def _applied(system: _System, function: Linear, v: Tensor, *tensors: Tensor) -> 
     product = function(v, *tensors)
 
     def describe() -> dict[str, Any]:
-        _check_square(product, v)
+        check_square(product.shape, v.shape)
         return {}
 
     system.whole.agree("the operator of a system", describe)
     return product
 
 
-def _check_square(product: Tensor, rhs: Tensor) -> None:
-    if product.shape != rhs.shape:
+def _check_no_ranges(preconditioner: Any, options: Mapping[str, Any]) -> None:
+    if options.get("ranges") is not None:
         raise ShapeError(
-            f"the operator gives {tuple(product.shape)} but rhs is {tuple(rhs.shape)}: it "
-            "must be square, with as many points i as j. Pass the same points for both."
+            f"preconditioner={preconditioner!r} is given with ranges: it is made of whole columns, "
+            "without a mask. Pass a function r -> about (α + K)⁻¹ r, or leave one of them out."
         )
 
 

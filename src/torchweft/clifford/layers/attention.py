@@ -6,7 +6,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
 from torchweft.errors import ShapeError
 
 __all__ = [
+    "CrossAttention",
     "LGATrAttention",
+    "LGATrCrossAttention",
+    "RotaryEncoding",
     "SelfAttention",
     "geometric_attention",
 ]
 
 Pair = tuple[Tensor, Tensor]
 """Multivectors and scalars."""
+
+Widths = tuple[int, int]
+"""Features of multivectors, and of scalars."""
+
+Reinserted = tuple[Sequence[int], Sequence[int]]
+"""Numbers of multivectors, and of scalars, of a network's input."""
 
 
 def geometric_attention(
@@ -49,7 +58,7 @@ def geometric_attention(
     vector d² is left out.
 
     Args:
-        q: (B, batch…, heads, items_q, F).
+        q: (B, batch…, heads, items_q, F); without batch, heads may be left out, everywhere.
         k: (B, batch…, heads, items, F).
         v: (B, batch…, heads, items, F_v).
         q_scalars: (batch…, heads, items_q, S).
@@ -80,10 +89,10 @@ def geometric_attention(
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     out = functional.scaled_dot_product_attention(
-        _four_dims(query),
-        _four_dims(key),
-        _four_dims(value),
-        None if mask is None else _four_dims(mask),
+        four_dims(query),
+        four_dims(key),
+        four_dims(value),
+        None if mask is None else four_dims(mask),
     ).reshape(*query.shape[:-1], value.shape[-1])
     width = v_scalars.shape[-1]
     blades, out_scalars = torch.split(out, [out.shape[-1] - width, width], -1)
@@ -92,16 +101,16 @@ def geometric_attention(
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
-    """Raise unless each has dimensions of heads and items, in one number of dimensions."""
+    """Raise unless each has a dimension of items, in one number of dimensions."""
     names = ("q_scalars", "k_scalars", "v_scalars")
     dims = {"q": q.dim() - 1, "k": k.dim() - 1, "v": v.dim() - 1}
     dims |= {name: t.dim() for name, t in zip(names, scalars, strict=True)}
-    if min(dims.values()) < 3 or len(set(dims.values())) > 1:
+    if min(dims.values()) < 2 or len(set(dims.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in dims.items())
         raise ShapeError(
             f"dimensions beside the blades are {shown}: each needs (batch…, heads, items, "
-            "features), at least 3 and the same number. For one head, insert a dimension of "
-            "length 1 before the items: q.unsqueeze(-3), q_scalars.unsqueeze(-3)."
+            "features), or (items, features), the same number. Insert a dimension of length 1 "
+            "before the items where heads are missing: q.unsqueeze(-3), q_scalars.unsqueeze(-3)."
         )
 
 
@@ -134,9 +143,9 @@ def _sum_of_squares(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).square().sum(0)
 
 
-def _four_dims(x: Tensor) -> Tensor:
+def four_dims(x: Tensor) -> Tensor:
     """(batch…, heads, items, E) with one batch dimension: what the fused kernels take."""
-    return x[None].flatten(0, -4)
+    return x[None].flatten(0, -4) if x.dim() > 2 else x[None, None]
 
 
 def check_origin(module: nn.Module, metadata: Mapping[str, Any], **own: Any) -> None:
@@ -150,7 +159,188 @@ def check_origin(module: nn.Module, metadata: Mapping[str, Any], **own: Any) -> 
             )
 
 
-class SelfAttention(nn.Module):
+def added(x: Pair, change: Pair) -> Pair:
+    """The sums of multivectors and of scalars."""
+    return x[0] + change[0], x[1] + change[1]
+
+
+class Reinsertion(nn.Module):
+    """Features of a network's input that enter the attention of every block once more.
+
+    Args:
+        features: numbers of the multivectors.
+        scalars: numbers of the scalars.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+    """
+
+    def __init__(
+        self, features: Sequence[int] = (), scalars: Sequence[int] = (), blade_dim: int = 0
+    ) -> None:
+        super().__init__()
+        self.features, self.scalars = tuple(features), tuple(scalars)
+        self.widths: Widths = (len(self.features), len(self.scalars))
+        self._dim = -1 if blade_dim == 0 else -2
+
+    def forward(self, x: Tensor, scalars: Tensor) -> Pair | None:
+        """Those features, None where there are none."""
+        if not any(self.widths):
+            return None
+        of_x = (x.narrow(self._dim, i, 1) for i in self.features)
+        of_scalars = (scalars.narrow(-1, i, 1) for i in self.scalars)
+        return (
+            torch.cat([x.narrow(self._dim, 0, 0), *of_x], self._dim),
+            torch.cat([scalars[..., :0], *of_scalars], -1),
+        )
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        check_origin(self, metadata, features=self.features, scalars=self.scalars)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+class RotaryEncoding(nn.Module):
+    """Item i's features c and c + S/2 turned by the angle i · base^(−2c/S): scalars know an order.
+
+    Their products, in attention, depend on differences of positions.  As in GATr; frequencies are
+    rounded to float32.
+
+    Args:
+        scalars: S, even.
+        base: ratio of the longest period to the shortest.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, scalars: int, base: float = 4096.0) -> None:
+        super().__init__()
+        if scalars % 2:
+            raise ShapeError(
+                f"scalars is {scalars}: a rotary encoding turns pairs of them. Give an even number."
+            )
+        powers = torch.arange(0, scalars, 2, dtype=torch.float32) / scalars
+        self.register_buffer("frequencies", 1 / base**powers)
+
+    def forward(self, scalars: Tensor) -> Tensor:
+        """(batch…, items, S) to the same."""
+        items = torch.arange(scalars.shape[-2], device=scalars.device, dtype=self.frequencies.dtype)
+        angles = items[:, None] * self.frequencies
+        cos, sin = angles.cos().to(scalars.dtype), angles.sin().to(scalars.dtype)
+        first, second = scalars.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class _Attention(nn.Module):
+    """Geometric attention of items over items, between linear maps.
+
+    Args:
+        queries: features of what queries are made of.
+        keys: of what keys are made of.
+        values: of what values are made of.
+        hidden: of a head.
+        out: of the result.
+        heads: number of heads.
+        multi_query: the heads share keys and values.
+        algebra: of the multivectors.
+        bias: of the maps before the attention.
+        head_scale: a factor for each head's result is a parameter.
+        rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
+        dropout: see `GradeDropout`; of the result.
+        norm_heads: norm each head's queries, keys and values, as in L-GATr.
+        pseudoscalar: see `EquiLinear`.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: None chooses; the attention itself is torch's own on every backend.
+    """
+
+    log_weights: nn.Parameter | None
+    head_scale: nn.Parameter | None
+
+    def __init__(
+        self,
+        queries: Widths,
+        keys: Widths,
+        values: Widths,
+        hidden: Widths,
+        out: Widths,
+        heads: int,
+        multi_query: bool,
+        algebra: Algebra,
+        *,
+        bias: bool = True,
+        head_scale: bool = False,
+        rotary_base: float | None = None,
+        dropout: float = 0.0,
+        norm_heads: bool = False,
+        pseudoscalar: bool = False,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
+        self.hidden = hidden
+        linear = linear_maps(algebra, pseudoscalar, blade_dim, backend)
+        wide = (heads * hidden[0], heads * hidden[1])
+        shared = hidden if multi_query else wide
+        self.q_linear = linear(queries[0], wide[0], queries[1], wide[1], bias=bias)
+        self.k_linear = linear(keys[0], shared[0], keys[1], shared[1], bias=bias)
+        self.v_linear = linear(values[0], shared[0], values[1], shared[1], bias=bias)
+        self.out_linear = linear(wide[0], out[0], wide[1], out[1])
+        self.rotary = None if rotary_base is None else RotaryEncoding(hidden[1], rotary_base)
+        # of distances, which need points and hence a null vector
+        has_points = algebra.metric.count(0) == 1
+        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
+        self.head_scale = nn.Parameter(torch.ones(heads)) if head_scale else None
+        self.norm_qkv = EquiLayerNorm(algebra, backend=backend) if norm_heads else None
+        self.dropout = GradeDropout(dropout, algebra, blade_dim=blade_dim)
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        check_origin(self, metadata, heads=self.heads)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+    def _attend(self, queries: Pair, keys: Pair, values: Pair, mask: Tensor | None) -> Pair:
+        (q, q_s), (k, k_s), (v, v_s) = (
+            self._heads(*linear(*given))
+            for linear, given in (
+                (self.q_linear, queries),
+                (self.k_linear, keys),
+                (self.v_linear, values),
+            )
+        )
+        if self.rotary is not None:
+            q_s, k_s = self.rotary(q_s), self.rotary(k_s)
+        weights = None if self.log_weights is None else self.log_weights.exp()
+        h, t = geometric_attention(q, k, v, q_s, k_s, v_s, self.algebra, weights=weights, mask=mask)
+        if self.head_scale is not None:
+            scale = self.head_scale.view(-1, 1, 1)
+            h, t = (h * scale).to(h.dtype), (t * scale).to(t.dtype)
+        # (…, heads, items, hidden) to (…, items, heads · hidden)
+        h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
+        out: Pair = self.dropout(*self.out_linear(h.movedim(0, self.blade_dim), t))
+        return out
+
+    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
+        split = [
+            torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
+            if hidden
+            else y.unsqueeze(-3)  # without scalars
+            for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
+        ]
+        if self.norm_qkv is not None:
+            split = list(self.norm_qkv(*split))
+        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
+
+    def _joined(self, x: Tensor, scalars: Tensor, extra: Pair | None) -> Pair:
+        """Features, and after them those that enter the attention alone."""
+        if extra is None:
+            return x, scalars
+        features = -1 if self.blade_dim == 0 else -2
+        return torch.cat([x, extra[0]], features), torch.cat([scalars, extra[1]], -1)
+
+
+class SelfAttention(_Attention):
     """Geometric attention of items over items, between linear maps.
 
     Args:
@@ -160,12 +350,14 @@ class SelfAttention(nn.Module):
         multi_query: the heads share keys and values, as in GATr by default.
         algebra: of the multivectors.
         growth: ratio of the features of all heads to the input features.
-        pseudoscalar: see `EquiLinear`.
-        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses; the attention itself is torch's own on every backend.
+        extra: (F', S') of what enters the attention alone, see `forward`.
+        rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
+        options: `bias` of the maps before the attention (True); `head_scale`, whether a factor for
+            each head's result is a parameter (False); `dropout` of the result (0.0);
+            `pseudoscalar`, see `EquiLinear` (False); `blade_dim`, 0 for (B, batch…, items, F), −1
+            for (batch…, items, F, B); `backend`, None chooses: the attention itself is torch's own
+            on every backend.
     """
-
-    log_weights: nn.Parameter | None
 
     def __init__(
         self,
@@ -176,51 +368,77 @@ class SelfAttention(nn.Module):
         algebra: Algebra = PGA,
         *,
         growth: int = 2,
-        pseudoscalar: bool = False,
-        blade_dim: int = 0,
-        backend: str | None = None,
+        extra: Widths = (0, 0),
+        rotary_base: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
-        hidden = (max(growth * features // heads, 1), max(growth * scalars // heads, 4))
-        wide = (heads * hidden[0], heads * hidden[1])
-        shared = hidden if multi_query else wide
-        linear = linear_maps(algebra, pseudoscalar, blade_dim, backend)
-        self.q_linear = linear(features, wide[0], scalars, wide[1])
-        self.k_linear = linear(features, shared[0], scalars, shared[1])
-        self.v_linear = linear(features, shared[0], scalars, shared[1])
-        self.out_linear = linear(wide[0], features, wide[1], scalars)
-        self.hidden = hidden
-        # of distances, which need points and hence a null vector
-        has_points = algebra.metric.count(0) == 1
-        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
+        own, keys = (features, scalars), (features + extra[0], scalars + extra[1])
+        values = own if multi_query else keys
+        hidden = _of_a_head(own, heads, growth, rotary_base is not None)
+        options["rotary_base"] = rotary_base
+        super().__init__(keys, keys, values, hidden, own, heads, multi_query, algebra, **options)
+        self.multi_query = multi_query
 
-    def _load_from_state_dict(
-        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    def forward(
+        self, x: Tensor, scalars: Tensor, mask: Tensor | None = None, extra: Pair | None = None
+    ) -> Pair:
+        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
+
+        `extra`, (B, batch…, items, F') and (batch…, items, S'), are further features that queries
+        and keys are made of, and, unless `multi_query`, values.
+        """
+        own, joined = (x, scalars), self._joined(x, scalars, extra)
+        return self._attend(joined, joined, own if self.multi_query else joined, mask)
+
+
+class CrossAttention(_Attention):
+    """Geometric attention of items over other items, which keys and values are made of.
+
+    Args:
+        features: F of the items, and of the result.
+        scalars: S of the items, and of the result.
+        other_features: F of the other items.
+        other_scalars: S of the other items.
+        heads: number of heads.
+        multi_query: the heads share keys and values; GATr has no other cross attention.
+        algebra: of the multivectors.
+        hidden: (F, S) of a head; None: those of twice the other items' features, as in GATr.
+        options: `bias`, `head_scale`, `dropout`, `pseudoscalar`, `blade_dim` and `backend` of
+            `SelfAttention`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        other_features: int,
+        other_scalars: int,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        hidden: Widths | None = None,
+        **options: Any,
     ) -> None:
-        check_origin(self, metadata, heads=self.heads)
-        super()._load_from_state_dict(state, prefix, metadata, *args)
+        own, other = (features, scalars), (other_features, other_scalars)
+        hidden = hidden or _of_a_head(other, heads, 2)
+        super().__init__(own, other, other, hidden, own, heads, multi_query, algebra, **options)
 
-    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes."""
-        (q, q_s), (k, k_s), (v, v_s) = (
-            self._heads(*linear(x, scalars))
-            for linear in (self.q_linear, self.k_linear, self.v_linear)
-        )
-        weights = None if self.log_weights is None else self.log_weights.exp()
-        h, t = geometric_attention(q, k, v, q_s, k_s, v_s, self.algebra, weights=weights, mask=mask)
-        # (…, heads, items, hidden) to (…, items, heads · hidden)
-        h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
-        out: Pair = self.out_linear(h.movedim(0, self.blade_dim), t)
-        return out
+    def forward(
+        self,
+        x: Tensor,
+        scalars: Tensor,
+        other: Tensor,
+        other_scalars: Tensor,
+        mask: Tensor | None = None,
+    ) -> Pair:
+        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
 
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
-        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
-        split = [
-            torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
-            for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
-        ]
-        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
+        The other items are (B, batch…, others, F') and (batch…, others, S'), the mask is for
+        (batch…, heads, items, others).
+        """
+        keys = other, other_scalars
+        return self._attend((x, scalars), keys, keys, mask)
 
 
 class LGATrAttention(SelfAttention):
@@ -232,8 +450,8 @@ class LGATrAttention(SelfAttention):
         heads: number of heads.
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
-        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses.
+        growth: ratio of the features of all heads to the input features.
+        options: further ones of `SelfAttention`.
     """
 
     def __init__(
@@ -244,13 +462,50 @@ class LGATrAttention(SelfAttention):
         multi_query: bool = False,
         pseudoscalar: bool = True,
         *,
-        blade_dim: int = 0,
-        backend: str | None = None,
+        growth: int = 1,
+        **options: Any,
     ) -> None:
-        options: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
-        shape = (features, scalars, heads, multi_query, SPACETIME)
-        super().__init__(*shape, growth=1, pseudoscalar=pseudoscalar, **options)
-        self.norm_qkv = EquiLayerNorm(SPACETIME, backend=backend)
+        options |= {"growth": growth, "pseudoscalar": pseudoscalar, "norm_heads": True}
+        super().__init__(features, scalars, heads, multi_query, SPACETIME, **options)
 
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
-        return list(self.norm_qkv(*super()._heads(x, scalars)))
+
+class LGATrCrossAttention(CrossAttention):
+    """`CrossAttention` with `EquiLayerNorm` of the queries, keys and values of each head.
+
+    Args:
+        features: F of the items, and of the result.
+        scalars: S of the items, and of the result.
+        other_features: F of the other items.
+        other_scalars: S of the other items.
+        heads: number of heads.
+        multi_query: the heads share keys and values.
+        pseudoscalar: see `EquiLinear`.
+        growth: ratio of the features of all heads to those of the items.
+        options: further ones of `CrossAttention`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        other_features: int,
+        other_scalars: int,
+        heads: int = 8,
+        multi_query: bool = False,
+        pseudoscalar: bool = True,
+        *,
+        growth: int = 1,
+        **options: Any,
+    ) -> None:
+        options |= {"pseudoscalar": pseudoscalar, "norm_heads": True}
+        options["hidden"] = _of_a_head((features, scalars), heads, growth)
+        shape = (features, scalars, other_features, other_scalars, heads, multi_query, SPACETIME)
+        super().__init__(*shape, **options)
+
+
+def _of_a_head(features: Widths, heads: int, growth: int, rotary: bool = False) -> Widths:
+    """Features of a head, which has no scalars where there are none."""
+    scalars = max(growth * features[1] // heads, 4) if features[1] else 0
+    if rotary:
+        scalars = max(scalars + scalars % 2, 8)
+    return max(growth * features[0] // heads, 1), scalars

@@ -11,13 +11,15 @@ h_i − h_j make message passing blind to translations of what does not enter as
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import RowFunction, program_rows
+from torchweft.clifford.functions import fully_connected_geometric_product, geometric_product
 from torchweft.clifford.layers.basic import (
     MultivectorLinear,
     MultivectorModule,
@@ -31,6 +33,7 @@ from torchweft.products import SparseScaleInfo, sparse_scale, sparse_scale_infos
 __all__ = [
     "CEMLP",
     "EGCL",
+    "FullyConnectedSteerableGeometricProduct",
     "GradeNormalization",
     "MessagePlan",
     "SteerableGeometricProduct",
@@ -72,18 +75,21 @@ def message_plan(src: Tensor, dst: Tensor, num_nodes: int) -> MessagePlan:
 class GradeNormalization(MultivectorModule):
     """x_j / (σ(a[g]) (‖x_g‖ − 1) + 1 + 1e-6): by something between 1 and the grade's own norm.
 
-    ‖x_g‖ = |⟨x̃_g x_g⟩₀|^½, smooth at 0.  Parameter: a (n+1, F), zeros.
+    ‖x_g‖ = |⟨x̃_g x_g⟩₀|^½, smooth at 0.  Parameter: a (n+1, F).
 
     Args:
         features: F.
         algebra: of the multivectors.
+        init: of a.
         backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, *, backend: str | None = None) -> None:
+    def __init__(
+        self, features: int, algebra: Algebra, init: float = 0.0, *, backend: str | None = None
+    ) -> None:
         super().__init__(algebra, backend=backend)
         self.features = features
-        self.a = nn.Parameter(torch.zeros(algebra.n + 1, features))
+        self.a = nn.Parameter(torch.full((algebra.n + 1, features), float(init)))
 
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, rows, F)."""
@@ -91,7 +97,45 @@ class GradeNormalization(MultivectorModule):
         return _grade_normalization((x, self.a), self.algebra, 0, self.backend)
 
 
-class SteerableGeometricProduct(MultivectorModule):
+class _Steerable(MultivectorModule):
+    """z = (L x + x · ν(R x)) / √2, or x · ν(R x) alone."""
+
+    normalization: GradeNormalization | None
+    linear_left: MultivectorLinear | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        algebra: Algebra,
+        include_first_order: bool,
+        normalization_init: float | None,
+        backend: str | None,
+    ) -> None:
+        super().__init__(algebra, backend=backend)
+        self.in_features = in_features
+        options: dict[str, Any] = {"backend": backend}
+        self.normalization = self.linear_left = None
+        if normalization_init is not None:
+            init = normalization_init
+            self.normalization = GradeNormalization(in_features, algebra, init, **options)
+        self.linear_right = MultivectorLinear(
+            in_features, in_features, algebra, bias=False, **options
+        )
+        if include_first_order:
+            self.linear_left = MultivectorLinear(in_features, out_features, algebra, **options)
+
+    def _right(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear_right(x)
+        return y if self.normalization is None else self.normalization(y)
+
+    def _with_first_order(self, x: Tensor, product: Tensor) -> Tensor:
+        if self.linear_left is None:
+            return product
+        return (self.linear_left(x) + product) * math.sqrt(0.5)
+
+
+class SteerableGeometricProduct(_Steerable):
     """z = (L x + x · ν(R x)) / √2: a linear map, and the weighted product with another.
 
     ν is a `GradeNormalization`.  Parameters: weight (F, P), and those of L, R and ν.
@@ -99,16 +143,22 @@ class SteerableGeometricProduct(MultivectorModule):
     Args:
         features: F, of input and output.
         algebra: of the multivectors.
+        include_first_order: False: z = x · ν(R x), without L.
+        normalization_init: of ν; None: without ν.
         backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, *, backend: str | None = None) -> None:
-        super().__init__(algebra, backend=backend)
-        self.normalization = GradeNormalization(features, algebra, backend=backend)
-        self.linear_right = MultivectorLinear(
-            features, features, algebra, bias=False, backend=backend
-        )
-        self.linear_left = MultivectorLinear(features, features, algebra, backend=backend)
+    def __init__(
+        self,
+        features: int,
+        algebra: Algebra,
+        include_first_order: bool = True,
+        normalization_init: float | None = 0.0,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        shape = (features, features, algebra)
+        super().__init__(*shape, include_first_order, normalization_init, backend)
         self.weight = nn.Parameter(torch.empty(features, len(algebra.paths)))
         self.reset_parameters()
 
@@ -117,11 +167,58 @@ class SteerableGeometricProduct(MultivectorModule):
         nn.init.normal_(self.weight, std=(self.algebra.n + 1) ** -0.5)
 
     def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
-        """X and the result: (B, rows, F).  With a norm, norm(z) in the same pass."""
+        """X and the result: (B, rows, F).  With a norm, norm(z), in the same pass."""
+        if self.normalization is None or self.linear_left is None:
+            product = geometric_product(
+                x, self._right(x), self.algebra, self.weight, backend=self.backend
+            )
+            z = self._with_first_order(x, product)
+            return z if norm is None else norm(z)
         scale, a = self.normalization.a, None if norm is None else norm.a.unsqueeze(0)
         tensors = x, self.linear_left(x), self.linear_right(x), self.weight.T, scale, a
         words = () if norm is None else ("norm",)
         return _steerable(tensors, self.algebra, 0, self.backend, *words)
+
+
+class FullyConnectedSteerableGeometricProduct(_Steerable):
+    """z = (L x + x · ν(R x)) / √2 with the fully connected product, which mixes features too.
+
+    ν is a `GradeNormalization`.  Parameters: weight (P, F_in, F_out), and those of L, R and ν.
+
+    Args:
+        in_features: F_in.
+        out_features: F_out.
+        algebra: of the multivectors.
+        include_first_order: False: z = x · ν(R x), without L.
+        normalization_init: of ν; None: without ν.
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        algebra: Algebra,
+        include_first_order: bool = True,
+        normalization_init: float | None = 0.0,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        shape = (in_features, out_features, algebra)
+        super().__init__(*shape, include_first_order, normalization_init, backend)
+        self.weight = nn.Parameter(torch.empty(len(algebra.paths), in_features, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/√(F_in·(n+1))): products keep the scale of the features."""
+        nn.init.normal_(self.weight, std=(self.in_features * (self.algebra.n + 1)) ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (B, rows, F_in), result (B, rows, F_out)."""
+        product = fully_connected_geometric_product(
+            x, self._right(x), self.weight, self.algebra, backend=self.backend
+        )
+        return self._with_first_order(x, product)
 
 
 _grade_normalization = RowFunction(program_rows("grade_normalization"), "x", widened, a="n+1 F")
@@ -137,11 +234,18 @@ class CEMLP(nn.Module):
         in_features: F of the input.
         features: F in the middle and of the output.
         algebra: of the multivectors.
+        normalization_init: see `SteerableGeometricProduct`.
         backend: None chooses.
     """
 
     def __init__(
-        self, in_features: int, features: int, algebra: Algebra, *, backend: str | None = None
+        self,
+        in_features: int,
+        features: int,
+        algebra: Algebra,
+        normalization_init: float | None = 0.0,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -149,7 +253,9 @@ class CEMLP(nn.Module):
                 nn.Sequential(
                     MultivectorLinear(width, features, algebra, backend=backend),
                     MVSiLU(features, algebra, backend=backend),
-                    SteerableGeometricProduct(features, algebra, backend=backend),
+                    SteerableGeometricProduct(
+                        features, algebra, True, normalization_init, backend=backend
+                    ),
                     MVLayerNorm(features, algebra, backend=backend),
                 )
                 for width in (in_features, features)
@@ -171,16 +277,24 @@ class EGCL(nn.Module):
         features: F of the nodes.
         algebra: of the multivectors.
         edge_features: F of the edges' multivectors a_ij; 0 for none.
+        normalization_init: see `SteerableGeometricProduct`.
         backend: None chooses.
     """
 
     def __init__(
-        self, features: int, algebra: Algebra, edge_features: int = 0, *, backend: str | None = None
+        self,
+        features: int,
+        algebra: Algebra,
+        edge_features: int = 0,
+        normalization_init: float | None = 0.0,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.edge_features, self.backend = edge_features, backend
-        self.edge_model = CEMLP(features + edge_features, features, algebra, backend=backend)
-        self.node_model = CEMLP(2 * features, features, algebra, backend=backend)
+        shape = (features, algebra, normalization_init)
+        self.edge_model = CEMLP(features + edge_features, *shape, backend=backend)
+        self.node_model = CEMLP(2 * features, *shape, backend=backend)
 
     def forward(self, h: Tensor, plan: MessagePlan, edge_attr: Tensor | None = None) -> Tensor:
         """(B, nodes, F) and, with edge_features, (B, edges, edge_features) to (B, nodes, F)."""

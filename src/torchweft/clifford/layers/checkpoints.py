@@ -40,7 +40,7 @@ Configuration = Mapping[str, Any] | None
 
 
 def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration = None) -> State:
-    """CEGNN's modules: MVLinear, products, MVSiLU, norms, CEMLP and EGCL made of them.
+    """CEGNN's modules: MVLinear, products, MVSiLU, norms, CEMLP, EGCL and the published networks.
 
     Args:
         source: the module, or its state dict.
@@ -50,7 +50,8 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 
     MVLinear (out, in, n+1) and fully connected products (out, in, P) become (·, in, out); a
     weighted product (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal
-    ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).
+    ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which
+    have no table of an algebra in the state dict, stay as they are.
     """
     state, given = _read(source, configuration, _of_a_gate, CEGNN)
     checked(given, CEGNN)
@@ -79,29 +80,32 @@ def from_gatr(
         + [math.comb(algebra.n - 1, g) for g in range(algebra.n)]
     ).sqrt()
     options = checked(given, GATR)
-    return _with_options(_transformer(state, 1 / sizes), options)
+    converted = _transformer(state, 1 / sizes)
+    renamed = {name.replace("mlp.linears.0.", "mlp.linear."): t for name, t in converted.items()}
+    return _with_options(renamed, options)
 
 
 def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
-    """L-GATr's EquiLinear (out, in, 5), or (out, in, 10) with pseudoscalar=True, and networks.
+    """L-GATr's networks and layers, of version 1 and 2, and the slim networks of version 2.
 
     Args:
-        source: the module, or its state dict, of L-GATr 1 or 2.
-        configuration: the original's "attention", "mlp" and "primitives", with the state dict of a
-            network.
+        source: the module, or its state dict.
+        configuration: the original's "attention", "crossattention", "mlp" and "primitives", with
+            the state dict of a network; of a slim one, its arguments.
 
-    L-GATr 2 has gains behind its norms, and no biases before the attention: the gains go into the
-    linear maps that follow, the biases are zero.
+    The networks of version 2 are `LGATr(…, activation="gelu_tanh", options=LGATR_2)`,
+    `ConditionalLGATr`, `LGATrSlim` and `ConditionalLGATrSlim`; options of the original that its
+    state dict shows must be those of `LGATrOptions`, or shapes and names differ.
+    EquiLinear (out, in, 5), or (out, in, 10) with pseudoscalar=True, becomes (5 or 10, in, out);
+    gains (F, 5) become (5, F).
     """
     state, given = _read(source, configuration, _of_a_network, LGATR)
     options = checked(given, LGATR)
-    if _is_second(state):
-        state = _first_from_second(state)
-        if options.get("activation") == "gelu":
-            options["activation"] = "gelu_tanh"
+    if _is_slim(state):
+        return _with_options(_slim(state), options | {"cross_heads": options["heads"]}, "gelu_tanh")
     converted = _transformer(state, None)
     renamed = {name.replace("mlp.bilinear.", "mlp."): t for name, t in converted.items()}
-    return _with_options(renamed, options)
+    return _with_options(renamed, options, "gelu_tanh" if _is_second(state) else "gelu")
 
 
 def from_cliffordlayers(source: Source, *, configuration: Configuration = None) -> State:
@@ -149,19 +153,40 @@ def _of_a_gate(name: str) -> bool:
 
 def _of_a_network(name: str) -> bool:
     """Whether a parameter belongs to attention or to an MLP."""
-    return "attention." in name or "mlp." in name or "qkv_module." in name
+    return any(part in name for part in ("attention.", "mlp.", "qkv_module.", "q_linear."))
 
 
-def _with_options(state: State, options: Mapping[str, Any]) -> State:
-    """The state with options of the original, which modules compare with their own."""
+def _with_options(state: State, options: Mapping[str, Any], gelu: str = "gelu") -> State:
+    """The state with options of the original, which modules compare with their own.
+
+    Args:
+        state: of our modules.
+        options: see `checked`.
+        gelu: our name of the activation that the original calls so.
+    """
     found: OrderedDict[str, Tensor] = OrderedDict(state)
     metadata: dict[str, dict[str, Any]] = {}
+    activation, of_vectors = (
+        gelu if name == "gelu" else name
+        for name in (options["activation"], options.get("vector_activation"))
+    )
+    inserted = {name: tuple(options[name] or ()) for name in ("features", "scalars")}
     for name in state:
-        for owner, option in (("attention.", "heads"), ("mlp.", "activation")):
-            before, owned, _ = name.rpartition(f".{owner}")
-            if owned and option in options:
-                place = f"{before}.{owner}" + ("gate" if option == "activation" else "")
-                metadata[place.rstrip(".")] = {option: options[option]}
+        parts = name.split(".")
+        for i, part in enumerate(parts):
+            owner = ".".join(parts[:i])
+            if part in ("q_linear", "linear_in_q"):
+                of_cross = owner.endswith("cross_attention") and "cross_heads" in options
+                metadata[owner] = {"heads": options["cross_heads" if of_cross else "heads"]}
+            elif part == "gated":
+                pair = (activation, of_vectors or activation)
+                metadata[".".join(parts[: i + 2])] = {"activations": pair}
+            elif part == "mlp":
+                place = f"{owner}.mlp".lstrip(".")
+                metadata[place] = {k: options[k] for k in ("bivectors",) if k in options}
+                metadata[f"{place}.gate"] = {"activation": activation}
+            elif part == "blocks":
+                metadata[f"{owner}.reinsert".lstrip(".")] = inserted
     found._metadata = metadata  # type: ignore[attr-defined]
     return found
 
@@ -172,37 +197,50 @@ def _is_second(state: Mapping[str, Tensor]) -> bool:
     return bool(linear) and not any(name.endswith(".bias") for name in linear)
 
 
-def _first_from_second(state: Mapping[str, Tensor]) -> State:
-    """L-GATr 2's network in terms of 1: gains in the maps that read normalised features."""
-    out = {name: t for name, t in state.items() if ".norm1." not in name and ".norm2." not in name}
-    for name, tensor in state.items():
-        if "qkv_module." in name and name.endswith((".s2mvs.weight", ".mvs2s.weight")):
-            out[name.removesuffix("weight") + "bias"] = tensor.new_zeros(len(tensor))
-    for name in list(out):
-        for norm, reader in (
-            ("norm1", ".attention.qkv_module."),
-            ("norm2", ".mlp.layers.0.linear_"),
-        ):
-            block, read, rest = name.partition(reader)
-            gains = state.get(f"{block}.{norm}.weight_mv"), state.get(f"{block}.{norm}.weight_s")
-            if read and gains[0] is not None and gains[1] is not None:
-                only_scalars = rest.startswith("out.")  # its multivectors are a product
-                out[name] = _after_gains(rest, out[name], gains[0], gains[1], only_scalars)
+def _is_slim(state: Mapping[str, Tensor]) -> bool:
+    """Whether a network is one of the slim ones: it maps vectors by one matrix."""
+    return any(name.endswith("linear_in.weight_v") for name in state)
+
+
+def _slim(state: Mapping[str, Tensor]) -> State:
+    """Queries, and keys with values, from one map that all three came from."""
+    out: State = {}
+    for name, tensor in _numbered_by_kind(state).items():
+        name = name.replace("selfattention.", "attention.")
+        name = name.replace("crossattention.", "cross_attention.")
+        name = name.replace("mlp.linears.0.", "mlp.linear.")
+        before, joint, after = name.rpartition("attention.linear_in.")
+        if joint:
+            third = len(tensor) // 3
+            start = f"{before}attention.linear_in"
+            out[f"{start}_q.{after}"] = tensor[:third].contiguous()
+            out[f"{start}_kv.{after}"] = tensor[third:].contiguous()
+        else:
+            out[name] = tensor
     return out
 
 
-def _after_gains(
-    name: str, tensor: Tensor, of_grades: Tensor, of_scalars: Tensor, only_scalars: bool
-) -> Tensor:
-    """The weight of a map behind gains (F, 5) of grades and (S,) of scalars."""
-    if name.endswith((".s2mvs.weight", ".s2s.weight")):
-        return tensor * of_scalars
-    if only_scalars or name.endswith(".bias"):
-        return tensor
-    if name.endswith("mvs2s.weight"):  # the scalar, or it and the pseudoscalar, of each feature
-        ends = tensor.shape[1] // len(of_grades)
-        return tensor * of_grades[:, [0, 4][:ends]].flatten()
-    return tensor * of_grades.repeat(1, tensor.shape[2] // 5)  # (out, in, maps), by source grade
+def _numbered_by_kind(state: Mapping[str, Tensor]) -> State:
+    """An MLP's layers numbered without those that have no parameters.
+
+    Its first layer is called bilinear if it is a product, a slim one's gated layers are gated.
+    """
+    numbers: dict[tuple[str, str], list[int]] = {}
+    found = []
+    for name, tensor in state.items():
+        before, layer, after = name.partition("mlp.layers.")
+        number, _, rest = after.partition(".")
+        kind = "gated" if rest.startswith("linear.") else "linears"
+        kind = "bilinear" if rest.startswith("linear_") and "linear_s" not in rest else kind
+        if layer and int(number) not in numbers.setdefault((before, kind), []):
+            numbers[before, kind].append(int(number))
+        found.append((before, layer, kind, number, rest, tensor))
+    out: State = {}
+    for before, layer, kind, number, rest, tensor in found:
+        place = f".{sorted(numbers[before, kind]).index(int(number))}" if layer else ""
+        place = "" if kind == "bilinear" else place
+        out[f"{before}mlp.{kind}{place}.{rest}" if layer else before] = tensor
+    return out
 
 
 def _cegnn_tensor(
@@ -210,6 +248,8 @@ def _cegnn_tensor(
 ) -> Tensor:
     owner, _, leaf = name.rpartition(".")
     prefix = f"{owner}." if owner else ""
+    if _is_of_torch(prefix, state):
+        return tensor
     if leaf == "bias":  # (1, out, 1)
         return tensor.flatten()
     if leaf in ("a", "b"):  # (1, F, n+1) of a gate, (F, n+1) of `normalization`, (1, F) of a norm
@@ -223,49 +263,78 @@ def _cegnn_tensor(
     return tensor
 
 
+_MAPS = [f"{name}_linear" for name in ("in", "q", "k", "v", "kv", "out")] + [
+    f"linear_{name}" for name in ("in", "out", "left", "right", "join_left", "join_right")
+]
+"""Linear maps of a network, which are a `MixedLinear` also where there are no scalars."""
+
+
+def _is_of_torch(prefix: str, state: Mapping[str, Tensor]) -> bool:
+    """Whether a module is none of CEGNN's: those save the tables of their algebra."""
+    bias = state.get(f"{prefix}bias")
+    if bias is not None and bias.dim() == 1:
+        return True
+    has_tables = any(name.endswith("algebra.cayley") for name in state)
+    return has_tables and f"{prefix}algebra.cayley" not in state
+
+
 def _transformer(state: Mapping[str, Tensor], scale: Tensor | None) -> State:
     out: State = {}
-    for name, tensor in state.items():
+    for name, tensor in _numbered_by_kind(state).items():
         owner, _, leaf = name.rpartition(".")
         prefix = f"{owner}." if owner else ""
         if leaf == "weight" and tensor.dim() == 3:
-            maps = tensor.permute(2, 1, 0)
-            if scale is not None and len(maps) != len(scale):
-                raise ShapeError(
-                    f"{name} is {tuple(tensor.shape)}: GATr's EquiLinear has {len(scale)} maps. "
-                    "Pass the algebra of the checkpoint, or use from_lgatr for L-GATr."
-                )
-            if scale is not None:
-                maps = maps * scale.to(maps).view(-1, 1, 1)
-            mixed = any(f"{prefix}{other}.weight" in state for other in ("s2mvs", "mvs2s"))
-            name, tensor = f"{prefix}mvs2mvs.weight" if mixed else name, maps.contiguous()
+            tensor = _maps(name, tensor, scale)
         elif leaf == "bias" and tensor.dim() == 2:
             tensor = tensor.flatten()
         elif leaf == "log_weights":
             tensor = tensor.squeeze(1)
+        elif leaf == "weight_mv":
+            name, tensor = f"{prefix}weight", tensor.T.contiguous()
+        elif leaf == "weight_s":
+            name = f"{prefix}scalar_weight"
+        mixed = any(f"{prefix}{other}.weight" in state for other in ("s2mvs", "mvs2s"))
+        kinds = owner.split(".")
+        mixed |= kinds[-1] in _MAPS or kinds[-2:-1] == ["linears"]
+        if mixed and leaf in ("weight", "bias"):
+            name = f"{prefix}mvs2mvs.{leaf}"
         out.update(_split_heads(_transformer_name(name), tensor))
     return out
+
+
+def _maps(name: str, tensor: Tensor, scale: Tensor | None) -> Tensor:
+    """(out, in, maps) as (maps, in, out), rescaled."""
+    maps = tensor.permute(2, 1, 0)
+    if scale is not None and len(maps) != len(scale):
+        raise ShapeError(
+            f"{name} is {tuple(tensor.shape)}: GATr's EquiLinear has {len(scale)} maps. "
+            "Pass the algebra of the checkpoint, or use from_lgatr for L-GATr."
+        )
+    if scale is not None:
+        maps = maps * scale.to(maps).view(-1, 1, 1)
+    return maps.contiguous()
 
 
 def _transformer_name(name: str) -> str:
     for theirs, ours in (
         ("attention.log_weights", "log_weights"),
+        ("pos_encoding.inv_freq", "rotary.frequencies"),
         ("qkv_module.", ""),
-        ("mlp.layers.0.", "mlp.bilinear."),
-        ("mlp.layers.2.", "mlp.linear."),
+        ("crossattention.", "cross_attention."),
+        ("norm_cond.", "norm_other."),
     ):
         name = name.replace(theirs, ours)
     return name
 
 
 def _split_heads(name: str, tensor: Tensor) -> State:
-    """One linear map for queries, keys and values becomes three."""
-    before, joint, after = name.rpartition("in_linear.")
-    if not joint:
-        return {name: tensor}
-    out_dim = -1 if after == "mvs2mvs.weight" else 0
-    parts = tensor.chunk(3, out_dim)
-    return {
-        f"{before}{part}_linear.{after}": t.contiguous()
-        for part, t in zip("qkv", parts, strict=True)
-    }
+    """One linear map for queries, keys and values, or for the last two, becomes several."""
+    for joined, parts in (("in_linear.", "qkv"), ("kv_linear.", "kv")):
+        before, joint, after = name.rpartition(joined)
+        if joint:
+            tensors = tensor.chunk(len(parts), -1 if after == "mvs2mvs.weight" else 0)
+            return {
+                f"{before}{part}_linear.{after}": t.contiguous()
+                for part, t in zip(parts, tensors, strict=True)
+            }
+    return {name: tensor}

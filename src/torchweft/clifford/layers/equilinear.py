@@ -16,7 +16,7 @@ from torchweft.clifford.calls import backend_for
 from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.errors import ShapeError
 
-__all__ = ["EquiLayerNorm", "EquiLinear", "MixedLinear"]
+__all__ = ["EquiLayerNorm", "EquiLinear", "GradeDropout", "MixedLinear"]
 
 Map = tuple[tuple[int, int, int], ...]
 """Blades (source, target, sign) of an equivariant map that takes a grade elsewhere."""
@@ -113,9 +113,10 @@ class MixedLinear(nn.Module):
     Args:
         in_features: F_in.
         out_features: F_out.
-        in_scalars: S_in.
+        in_scalars: S_in; 0 for none, and a bias is then that of φ.
         out_scalars: S_out; 0 for none.
         algebra: of the multivectors.
+        bias: whether there is one, of the scalar blade and of the scalars.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses.
@@ -129,6 +130,7 @@ class MixedLinear(nn.Module):
         out_scalars: int = 0,
         algebra: Algebra = PGA,
         *,
+        bias: bool = True,
         pseudoscalar: bool = False,
         blade_dim: int = 0,
         backend: str | None = None,
@@ -140,15 +142,17 @@ class MixedLinear(nn.Module):
             in_features,
             out_features,
             algebra,
-            bias=False,
+            bias=bias and not in_scalars,
             pseudoscalar=pseudoscalar,
             blade_dim=blade_dim,
             backend=backend,
         )
         self._ends = (0, -1) if pseudoscalar else (0,)
-        self.s2mvs = nn.Linear(in_scalars, len(self._ends) * out_features)
+        if in_scalars:
+            self.s2mvs = nn.Linear(in_scalars, len(self._ends) * out_features, bias=bias)
         if out_scalars:
-            self.mvs2s = nn.Linear(len(self._ends) * in_features, out_scalars)
+            self.mvs2s = nn.Linear(len(self._ends) * in_features, out_scalars, bias=bias)
+        if in_scalars and out_scalars:
             self.s2s = nn.Linear(in_scalars, out_scalars, bias=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,17 +163,33 @@ class MixedLinear(nn.Module):
                 f"{self.in_scalars}). Pass that many, or build it with "
                 f"in_scalars={scalars.shape[-1]}."
             )
-        y = self.mvs2mvs(x).movedim(self.blade_dim, 0)
-        added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
-        y = torch.cat([y[:1] + added[:1], y[1:]])
-        if len(self._ends) == 2:
-            y = torch.cat([y[:-1], y[-1:] + added[1:]])
-        y = y.movedim(0, self.blade_dim)
+        y = self.mvs2mvs(x)
+        if self.in_scalars:
+            y = self._with_scalars(y.movedim(self.blade_dim, 0), scalars).movedim(0, self.blade_dim)
         if not self.out_scalars:
             return y, scalars[..., :0]
         first = x.movedim(self.blade_dim, 0)
-        ends = torch.stack([first[end] for end in self._ends], -1).flatten(-2)
-        return y, self.mvs2s(ends) + self.s2s(scalars)
+        t = self.mvs2s(torch.stack([first[end] for end in self._ends], -1).flatten(-2))
+        return y, t + self.s2s(scalars) if self.in_scalars else t
+
+    def start_near_one(self) -> None:
+        """The scalar's bias is 1: a product with the result reaches its other factor."""
+        bias = self.s2mvs.bias if self.in_scalars else self.mvs2mvs.bias
+        if bias is not None:
+            with torch.no_grad():
+                bias.view(self.mvs2mvs.out_features, -1)[:, 0] = 1
+
+    def scalars_of(self, x: Tensor, scalars: Tensor | None) -> Tensor:
+        """The scalars beside multivectors x; where None were given, none."""
+        if scalars is not None:
+            return scalars
+        first = x.movedim(self.blade_dim, 0)
+        return first.new_zeros(*first.shape[1:-1], 0)
+
+    def _with_scalars(self, y: Tensor, scalars: Tensor) -> Tensor:
+        added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
+        y = torch.cat([y[:1] + added[:1], y[1:]])
+        return y if len(self._ends) == 1 else torch.cat([y[:-1], y[-1:] + added[1:]])
 
 
 class EquiLayerNorm(MultivectorModule):
@@ -178,20 +198,30 @@ class EquiLayerNorm(MultivectorModule):
     Args:
         algebra: of the multivectors.
         eps: the least mean square that is divided by.
+        gains: (F, S): behind the norm, multiply by parameters weight (n+1, F), one a grade, and
+            scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses; the norm is torch's own on every backend.
     """
+
+    weight: nn.Parameter | None
+    scalar_weight: nn.Parameter | None
+    _grades: Tensor
 
     def __init__(
         self,
         algebra: Algebra = PGA,
         eps: float = 0.01,
         *,
+        gains: tuple[int, int] | None = None,
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
         super().__init__(algebra, blade_dim, backend)
         self.eps = eps
+        self.weight = nn.Parameter(torch.ones(algebra.n + 1, gains[0])) if gains else None
+        self.scalar_weight = nn.Parameter(torch.ones(gains[1])) if gains else None
+        self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
         """Both like what was given."""
@@ -200,8 +230,56 @@ class EquiLayerNorm(MultivectorModule):
         first = self.blades_first(x)
         sizes = self.grade_squares(first).abs().sum(0, keepdim=True)
         scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
-        y = self.blades_back((first * scale).to(x.dtype))
-        return y, functional.layer_norm(scalars, scalars.shape[-1:])
+        y = first * scale
+        if scalars.shape[-1]:
+            scalars = functional.layer_norm(scalars, scalars.shape[-1:])
+        if self.weight is not None and self.scalar_weight is not None:
+            gains = self.weight.index_select(0, self._grades)
+            y = y * gains.view(len(gains), *[1] * (y.dim() - 2), -1)
+            scalars = scalars * self.scalar_weight.to(scalars.dtype)
+        return self.blades_back(y.to(x.dtype)), scalars
+
+
+class GradeDropout(MultivectorModule):
+    """In training, each grade of each multivector is 0 with probability p, else times 1/(1 − p).
+
+    Scalars likewise, each by itself, as in torch's dropout.
+
+    Args:
+        p: probability.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses; dropout is torch's own on every backend.
+    """
+
+    _grades: Tensor
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
+        if not 0 <= p < 1:
+            raise ShapeError(
+                f"p is {p}: it is the probability that a grade is dropped, at least 0 and below "
+                "1. Pass p=0.1, say, or 0 for no dropout."
+            )
+        self.p = p
+        self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
+
+    def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+        """Both like what was given."""
+        self.check(x)
+        if not self.training or not self.p:
+            return x, scalars
+        first = self.blades_first(x)
+        kept = functional.dropout(first.new_ones(*first.shape[1:], self.algebra.n + 1), self.p)
+        factors = kept.index_select(-1, self._grades).movedim(-1, 0)
+        return self.blades_back(first * factors), functional.dropout(scalars, self.p)
 
 
 def _times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
@@ -233,7 +311,7 @@ def _times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
 def linear_maps(
     algebra: Algebra, pseudoscalar: bool, blade_dim: int, backend: str | None
 ) -> Callable[..., MixedLinear]:
-    """(in_features, out_features, in_scalars, out_scalars=0) -> the map of a network's layers."""
+    """(in_features, out_features, in_scalars, out_scalars=0, bias=True) -> a network's map."""
     return functools.partial(
         MixedLinear,
         algebra=algebra,

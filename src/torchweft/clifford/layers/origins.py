@@ -38,39 +38,50 @@ class Origin(NamedTuple):
 _SHOWN = (
     "mv_channels s_channels in_mv_channels out_mv_channels in_s_channels out_s_channels "
     "hidden_mv_channels hidden_s_channels num_blocks multi_query output_init dropout_prob "
-    "checkpoint checkpoint_blocks pos_enc_base naive_amp compile compile_kwargs "
-    "activation_memory_budget norm_elementwise_affine sparse_gp sparse_linear subgroup "
-    "use_fully_connected_subgroup geometric_product use_geometric_product"
+    "checkpoint checkpoint_blocks naive_amp compile compile_kwargs activation_memory_budget "
+    "additional_qk_mv_channels additional_qk_s_channels"
+)
+_GATR_SHOWN = "pos_encoding pos_enc_base pos_encodings collapse_dims"
+_LGATR_SHOWN = (
+    "norm_elementwise_affine sparse_gp sparse_linear subgroup use_fully_connected_subgroup "
+    "geometric_product use_geometric_product head_scale num_hidden_layers num_layers_mlp "
+    "attn_ratio mlp_ratio increase_hidden_channels q_mv_channels kv_mv_channels q_s_channels "
+    "kv_s_channels mv_channels_cond s_channels_cond in_v_channels out_v_channels "
+    "hidden_v_channels v_channels_cond"
 )
 _CEGNN_SHOWN = (
     "in_features hidden_features out_features edge_attr_features node_attr_features channels "
     "features exclude_dual include_first_order normalization_init n_layers subspaces"
 )
 _CONVOLUTION_SHOWN = "in_channels out_channels kernel_size stride padding dilation bias g"
-_TRANSFORMER = {
-    "additional_qk_mv_channels": 0,
-    "additional_qk_s_channels": 0,
-    "reinsert_mv_channels": None,
-    "reinsert_s_channels": None,
+_KEPT = {
+    "num_heads": ("heads", 8),
+    "activation": ("activation", "gelu"),
+    "reinsert_mv_channels": ("features", None),
+    "reinsert_s_channels": ("scalars", None),
 }
-_KEPT = {"num_heads": ("heads", 8), "activation": ("activation", "gelu")}
 
 GATR = Origin(
     "GATr",
     "the activation, the number of heads and what enters attention",
-    _TRANSFORMER | {"normalizer_eps": 1e-3, "pos_encoding": False, "increase_hidden_channels": 2},
+    {"normalizer_eps": 1e-3, "increase_hidden_channels": 2},
     _KEPT,
-    frozenset(_SHOWN.split()),
+    frozenset([*_SHOWN.split(), *_GATR_SHOWN.split()]),
 )
 LGATR = Origin(
     "L-GATr",
     "the activation, the number of heads and what enters attention",
-    _TRANSFORMER
-    | {"head_scale": False, "num_hidden_layers": 1, "num_layers_mlp": 2, "attn_ratio": 1}
-    | {"mlp_ratio": 4, "bivector": True, "use_bivector": True}
-    | {"attention increase_hidden_channels": 1, "mlp increase_hidden_channels": 4},
-    {**_KEPT, "nonlinearity": ("activation", "gelu")},
-    frozenset(_SHOWN.split()),
+    {"additional_q_mv_channels": 0, "additional_q_s_channels": 0}
+    | {"additional_k_mv_channels": 0, "additional_k_s_channels": 0},
+    {
+        **_KEPT,
+        "crossattention num_heads": ("cross_heads", 8),
+        "nonlinearity": ("activation", "gelu"),
+        "nonlinearity_v": ("vector_activation", "sigmoid"),
+        "bivector": ("bivectors", True),
+        "use_bivector": ("bivectors", True),
+    },
+    frozenset([*_SHOWN.split(), *_LGATR_SHOWN.split()]),
 )
 CEGNN = Origin(
     "CEGNN",
@@ -86,6 +97,9 @@ CLIFFORDLAYERS = Origin(
     {},
     frozenset(_CONVOLUTION_SHOWN.split()),
 )
+
+_SECTIONS = ("attention", "crossattention", "mlp", "primitives")
+"""Parts of a configuration that are configurations."""
 
 _READ = {
     "MVSiLU": ("invariant",),
@@ -103,23 +117,33 @@ def configuration_of(module: nn.Module, origin: Origin) -> list[Mapping[str, Any
     for part in module.modules():
         kind = type(part).__name__
         found += [{name: getattr(part, name)} for name in _READ.get(kind, ())]
-        for name in ("nonlinearity", "scalar_nonlinearity"):  # a function of torch, or a partial
-            function = getattr(part, name, None)
-            if kind == "ScalarGatedNonlinearity" and function is not None:
-                found.append({"activation": getattr(function, "func", function).__name__})
+        for name in ("nonlinearity", "scalar_nonlinearity", "nonlinearity_v"):
+            function = getattr(part, name, None)  # of torch, or a partial of it
+            if kind in ("ScalarGatedNonlinearity", "SlimGLU") and function is not None:
+                option = name if name == "nonlinearity_v" else "activation"
+                found.append({option: getattr(function, "func", function).__name__})
+        if kind in ("SlimSelfAttention", "SlimCrossAttention"):
+            found.append({"num_heads": part.num_heads})
         for name in ("config", "primitives"):
             config = getattr(part, name, None)
             if dataclasses.is_dataclass(config) and not isinstance(config, type):
-                section = "mlp" if "MLP" in type(config).__name__ else "attention"
-                found.append({section: dataclasses.asdict(config)})
+                found.append({_section(type(config).__name__): dataclasses.asdict(config)})
         for name in ("reinsert_mv_channels", "reinsert_s_channels"):
-            if hasattr(part, f"_{name}"):
+            if getattr(part, f"_{name}", None) is not None:
                 found.append({name: getattr(part, f"_{name}")})
     if origin is LGATR:  # version 1 keeps some of them for the whole process
         loaded = sys.modules.get("lgatr.primitives.config")
         config = getattr(loaded, "gatr_config", None)
         found += [] if config is None else [dataclasses.asdict(config)]
     return found
+
+
+def _section(config: str) -> str:
+    """The name of a configuration's part, by its class."""
+    for part in ("MLP", "CrossAttention", "Primitives"):
+        if config.startswith(part):
+            return part.lower()
+    return "attention"
 
 
 def checked(given: Sequence[Mapping[str, Any]], origin: Origin) -> dict[str, Any]:
@@ -131,8 +155,9 @@ def checked(given: Sequence[Mapping[str, Any]], origin: Origin) -> dict[str, Any
     found: dict[str, Any] = dict(origin.kept.values())
     for path, value in (pair for part in given for pair in _flat(part)):
         option = path.split(" ")[-1]
-        if option in origin.kept:
-            found[origin.kept[option][0]] = value
+        kept = origin.kept.get(path, origin.kept.get(option))
+        if kept is not None:
+            found[kept[0]] = value
             continue
         required = origin.fixed.get(path, origin.fixed.get(option, value))
         known = {*origin.fixed, *origin.shown}
@@ -152,7 +177,7 @@ def _flat(part: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any
         path = f"{section} {name}".strip()
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
-        if isinstance(value, Mapping) and name in ("attention", "mlp", "primitives"):
+        if isinstance(value, Mapping) and name in _SECTIONS:
             yield from _flat(value, path)
         else:
             yield path, value

@@ -1,8 +1,7 @@
-"""The geometric algebra transformers GATr (projective algebra) and L-GATr (space-time).
+"""The geometric algebra transformers GATr and axial GATr.
 
 An item carries multivectors (B, batch…, items, F), or (batch…, items, F, B) with blade_dim=-1, and
-plain scalars (batch…, items, S).  L-GATr has neither join nor distances; queries, keys, values and
-products are normalised.  `from_gatr` and `from_lgatr` convert the originals' checkpoints.
+plain scalars (batch…, items, S).  `from_gatr` converts the original's checkpoints.
 """
 
 from __future__ import annotations
@@ -16,20 +15,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford import functions
-from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
+from torchweft.clifford.algebra import PGA, Algebra
 from torchweft.clifford.calls import backend_on
-from torchweft.clifford.layers.attention import LGATrAttention, Pair, SelfAttention, check_origin
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
+from torchweft.clifford.layers.attention import (
+    Pair,
+    Reinserted,
+    Reinsertion,
+    SelfAttention,
+    Widths,
+    added,
+    check_origin,
+)
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
 from torchweft.errors import ShapeError
 
 __all__ = [
+    "AxialGATr",
     "GATr",
     "GATrBlock",
     "GeometricBilinear",
     "GeometricMLP",
-    "LGATr",
-    "LGATrBlock",
-    "LGATrMLP",
     "ScalarGatedNonlinearity",
     "equivariant_join",
     "join",
@@ -82,6 +87,20 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
 """The function of the gates and that of the scalars, by the name of an activation."""
 
 
+def activations_of(name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """The function of the gates and that of the scalars.
+
+    Raises:
+        ShapeError: there is no such activation.
+    """
+    if name not in _ACTIVATIONS:
+        raise ShapeError(
+            f"activation is {name!r}: it must be one of {', '.join(_ACTIVATIONS)}. "
+            "Pass activation='gelu', as GATr has by default."
+        )
+    return _ACTIVATIONS[name]
+
+
 class ScalarGatedNonlinearity(nn.Module):
     """f(x₀) · x, and f of the scalars.
 
@@ -96,17 +115,13 @@ class ScalarGatedNonlinearity(nn.Module):
         self, activation: str = "gelu", *, blade_dim: int = 0, backend: str | None = None
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ShapeError(
-                f"activation is {activation!r}: it must be one of {', '.join(_ACTIVATIONS)}. "
-                "Pass activation='gelu', as GATr has by default."
-            )
+        activations_of(activation)
         self.activation, self.blade_dim, self.backend = activation, blade_dim, backend
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
         """Both like what was given."""
         backend_on(self.backend, x.device.type)
-        of_gates, of_scalars = _ACTIVATIONS[self.activation]
+        of_gates, of_scalars = activations_of(self.activation)
         return of_gates(x.narrow(self.blade_dim, 0, 1)) * x, of_scalars(scalars)
 
     def _load_from_state_dict(
@@ -153,7 +168,7 @@ class GeometricBilinear(nn.Module):
         self.linear_join_left, self.linear_join_right = linear(*half), linear(*half)
         self.linear_out = linear(out_features, out_features, in_scalars, out_scalars)
         # the product starts near a · 1: gradients reach a from the first step
-        nn.init.ones_(self.linear_right.s2mvs.bias)
+        self.linear_right.start_near_one()
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
         """(B, batch…, F_in), (batch…, S_in), and a reference that broadcasts with x for r."""
@@ -179,6 +194,7 @@ class GeometricMLP(nn.Module):
         scalars: S.
         algebra: of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
+        dropout: see `GradeDropout`; of both layers' results.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses.
     """
@@ -190,6 +206,7 @@ class GeometricMLP(nn.Module):
         algebra: Algebra = PGA,
         *,
         activation: str = "gelu",
+        dropout: float = 0.0,
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -201,56 +218,12 @@ class GeometricMLP(nn.Module):
         self.gate = ScalarGatedNonlinearity(activation, blade_dim=blade_dim, backend=backend)
         linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear = linear(wide[0], features, wide[1], scalars)
+        self.dropout = GradeDropout(dropout, algebra, blade_dim=blade_dim, backend=backend)
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
         """Both like what was given."""
-        out: Pair = self.linear(*self.gate(*self.bilinear(x, scalars, reference)))
-        return out
-
-
-class LGATrMLP(nn.Module):
-    """linear(gate(norm(linear(a b)))), with a and b two linear maps to four times the features.
-
-    Args:
-        features: F.
-        scalars: S.
-        pseudoscalar: see `EquiLinear`.
-        activation: see `ScalarGatedNonlinearity`.
-        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        scalars: int,
-        pseudoscalar: bool = True,
-        *,
-        activation: str = "gelu",
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.blade_dim, self.backend = blade_dim, backend
-        linear = linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
-        wide = (4 * features, 4 * scalars)
-        self.linear_left = linear(features, wide[0], scalars)
-        self.linear_right = linear(features, wide[0], scalars)
-        self.linear_out = linear(wide[0], wide[0], scalars, wide[1])
-        self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
-        self.gate = ScalarGatedNonlinearity(activation, blade_dim=blade_dim, backend=backend)
-        self.linear = linear(wide[0], features, wide[1], scalars)
-        # the product starts near a · 1: gradients reach a from the first step
-        with torch.no_grad():
-            self.linear_right.s2mvs.bias.view(wide[0], -1)[:, 0] = 1
-
-    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
-        left, right = (linear(x, scalars)[0] for linear in (self.linear_left, self.linear_right))
-        product = functions.geometric_product(
-            left, right, SPACETIME, blade_dim=self.blade_dim, backend=self.backend
-        )
-        out: Pair = self.linear(*self.gate(*self.norm(*self.linear_out(product, scalars))))
+        hidden = self.dropout(*self.bilinear(x, scalars, reference))
+        out: Pair = self.dropout(*self.linear(*self.gate(*hidden)))
         return out
 
 
@@ -266,48 +239,42 @@ class GATrBlock(nn.Module):
         algebra: Algebra = PGA,
         *,
         activation: str = "gelu",
+        extra: Widths = (0, 0),
+        rotary_base: float | None = None,
+        dropout: float = 0.0,
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.norm = EquiLayerNorm(algebra, blade_dim=blade_dim, backend=backend)
-        shape = (features, scalars, heads, multi_query, algebra)
-        self.attention = SelfAttention(*shape, blade_dim=blade_dim, backend=backend)
-        options: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
-        self.mlp = GeometricMLP(features, scalars, algebra, activation=activation, **options)
+        layout: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
+        self.norm = EquiLayerNorm(algebra, **layout)
+        layout["dropout"] = dropout
+        self.attention = SelfAttention(
+            features,
+            scalars,
+            heads,
+            multi_query,
+            algebra,
+            extra=extra,
+            rotary_base=rotary_base,
+            **layout,
+        )
+        self.mlp = GeometricMLP(features, scalars, algebra, activation=activation, **layout)
 
     def forward(
-        self, x: Tensor, scalars: Tensor, reference: Tensor, mask: Tensor | None = None
-    ) -> Pair:
-        """Both like what was given; `reference` orients the join, see `equivariant_join`."""
-        return _with_residuals(self, x, scalars, mask, reference)
-
-
-class LGATrBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `LGATr`."""
-
-    def __init__(
         self,
-        features: int,
-        scalars: int,
-        heads: int = 8,
-        multi_query: bool = False,
-        pseudoscalar: bool = True,
-        *,
-        activation: str = "gelu",
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
-        shape = (features, scalars, heads, multi_query, pseudoscalar)
-        self.attention = LGATrAttention(*shape, blade_dim=blade_dim, backend=backend)
-        options: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
-        self.mlp = LGATrMLP(features, scalars, pseudoscalar, activation=activation, **options)
+        x: Tensor,
+        scalars: Tensor,
+        reference: Tensor,
+        mask: Tensor | None = None,
+        extra: Pair | None = None,
+    ) -> Pair:
+        """Both like what was given.
 
-    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """Both like what was given."""
-        return _with_residuals(self, x, scalars, mask)
+        `reference` orients the join, see `equivariant_join`; `extra` as in `SelfAttention`.
+        """
+        x, scalars = added((x, scalars), self.attention(*self.norm(x, scalars), mask, extra))
+        return added((x, scalars), self.mlp(*self.norm(x, scalars), reference))
 
 
 class GATr(nn.Module):
@@ -317,14 +284,19 @@ class GATr(nn.Module):
         in_features: input multivectors of an item.
         out_features: output multivectors of an item.
         features: F of the blocks.
-        in_scalars: input scalars of an item.
-        out_scalars: output scalars of an item.
-        scalars: S of the blocks.
+        in_scalars: input scalars of an item; 0 for none.
+        out_scalars: output scalars of an item; 0 for none.
+        scalars: S of the blocks; 0 for none.
         blocks: number of blocks.
         heads: number of attention heads.
         multi_query: see `SelfAttention`.
         algebra: of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
+        reinsert: numbers of input multivectors, and of input scalars, that enter the attention of
+            every block once more.
+        rotary_base: of a `RotaryEncoding` in the attention, as GATr's `pos_encoding` with a
+            `pos_enc_base` of 4096; None for none.
+        dropout: see `GradeDropout`; of attention and of the layers of an MLP.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: None chooses.
     """
@@ -343,44 +315,62 @@ class GATr(nn.Module):
         algebra: Algebra = PGA,
         *,
         activation: str = "gelu",
+        reinsert: Reinserted = ((), ()),
+        rotary_base: float | None = None,
+        dropout: float = 0.0,
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
         super().__init__()
         self.blade_dim = blade_dim
+        self.reinsert = Reinsertion(*reinsert, blade_dim)
         linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear_in = linear(in_features, features, in_scalars, scalars)
-        shape = (features, scalars, heads, multi_query, algebra)
+        block = functools.partial(GATrBlock, features, scalars, heads, multi_query, algebra)
         self.blocks = nn.ModuleList(
-            GATrBlock(*shape, activation=activation, blade_dim=blade_dim, backend=backend)
+            block(
+                activation=activation,
+                extra=self.reinsert.widths,
+                rotary_base=rotary_base,
+                dropout=dropout,
+                blade_dim=blade_dim,
+                backend=backend,
+            )
             for _ in range(blocks)
         )
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
-    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
+    def forward(self, x: Tensor, scalars: Tensor | None = None, mask: Tensor | None = None) -> Pair:
         """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
-        items_features = (-2, -1) if self.blade_dim == 0 else (-3, -2)
-        reference = x.mean(items_features, keepdim=True)
-        return _through_blocks(self, x, scalars, reference, mask)
+        reference = x.mean((-2, -1) if self.blade_dim == 0 else (-3, -2), keepdim=True)
+        scalars = self.linear_in.scalars_of(x, scalars)
+        extra = self.reinsert(x, scalars)
+        x, scalars = self.linear_in(x, scalars)
+        for block in self.blocks:
+            x, scalars = block(x, scalars, reference, mask, extra)
+        out: Pair = self.linear_out(x, scalars)
+        return out
 
 
-class LGATr(nn.Module):
-    """The Lorentz-equivariant transformer: a linear map, blocks, a linear map.
+class AxialGATr(nn.Module):
+    """`GATr` of items in a grid (rows, columns), with attention along one axis at a time.
+
+    Even blocks attend along the columns' axis, odd ones along the rows'.
 
     Args:
         in_features: input multivectors of an item.
         out_features: output multivectors of an item.
         features: F of the blocks.
-        in_scalars: input scalars of an item.
-        out_scalars: output scalars of an item.
-        scalars: S of the blocks.
+        in_scalars: input scalars of an item; 0 for none.
+        out_scalars: output scalars of an item; 0 for none.
+        scalars: S of the blocks; 0 for none.
         blocks: number of blocks.
         heads: number of attention heads.
-        multi_query: see `LGATrAttention`.
-        pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
-            False: under reflections too.
+        multi_query: see `SelfAttention`.
+        algebra: of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
-        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        rotary_bases: of a `RotaryEncoding` along rows, and along columns; None for none.
+        blade_dim: 0 for (B, batch…, rows, columns, F), −1 for (batch…, rows, columns, F, B).
         backend: None chooses.
     """
 
@@ -392,47 +382,51 @@ class LGATr(nn.Module):
         in_scalars: int,
         out_scalars: int,
         scalars: int,
-        blocks: int = 10,
+        blocks: int = 20,
         heads: int = 8,
-        multi_query: bool = False,
-        pseudoscalar: bool = True,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
         *,
         activation: str = "gelu",
+        rotary_bases: tuple[float | None, float | None] = (None, None),
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        linear = linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
+        self.blade_dim = blade_dim
+        linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear_in = linear(in_features, features, in_scalars, scalars)
-        shape = (features, scalars, heads, multi_query, pseudoscalar)
+        block = functools.partial(GATrBlock, features, scalars, heads, multi_query, algebra)
         self.blocks = nn.ModuleList(
-            LGATrBlock(*shape, activation=activation, blade_dim=blade_dim, backend=backend)
-            for _ in range(blocks)
+            block(
+                activation=activation,
+                rotary_base=rotary_bases[(i + 1) % 2],
+                blade_dim=blade_dim,
+                backend=backend,
+            )
+            for i in range(blocks)
         )
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
-    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
-        return _through_blocks(self, x, scalars, mask)
+    def forward(
+        self,
+        x: Tensor,
+        scalars: Tensor | None = None,
+        masks: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Pair:
+        """(B, batch…, rows, columns, F_in) and (batch…, rows, columns, S_in) to F_out and S_out.
 
-
-def _with_residuals(
-    block: GATrBlock | LGATrBlock,
-    x: Tensor,
-    scalars: Tensor,
-    mask: Tensor | None,
-    *reference: Tensor,
-) -> Pair:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-    dx, ds = block.attention(*block.norm(x, scalars), mask)
-    x, scalars = x + dx, scalars + ds
-    dx, ds = block.mlp(*block.norm(x, scalars), *reference)
-    return x + dx, scalars + ds
-
-
-def _through_blocks(network: GATr | LGATr, x: Tensor, scalars: Tensor, *others: Any) -> Pair:
-    x, scalars = network.linear_in(x, scalars)
-    for block in network.blocks:
-        x, scalars = block(x, scalars, *others)
-    out: Pair = network.linear_out(x, scalars)
-    return out
+        The masks are of attention along rows, and along columns.
+        """
+        last = -1 if self.blade_dim == 0 else -2
+        reference = x.mean((last - 2, last - 1, last), keepdim=True)
+        x, scalars = self.linear_in(x, self.linear_in.scalars_of(x, scalars))
+        for i, block in enumerate(self.blocks):
+            along_rows = i % 2
+            if along_rows:
+                x, scalars = x.transpose(last - 1, last - 2), scalars.transpose(-2, -3)
+            x, scalars = block(x, scalars, reference, masks[1 - along_rows])
+            if along_rows:
+                x, scalars = x.transpose(last - 1, last - 2), scalars.transpose(-2, -3)
+        out: Pair = self.linear_out(x, scalars)
+        return out

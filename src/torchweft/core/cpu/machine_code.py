@@ -20,18 +20,15 @@ import llvmlite.binding as llvm
 import torch
 from llvmlite import ir
 
-from torchweft.core.cpu import instructions
-from torchweft.core.cpu.instructions import INDEX, Emitter
+from torchweft.core.cpu import functions, instructions
+from torchweft.core.cpu.functions import FLAGS
+from torchweft.core.cpu.instructions import INDEX, REALS, Emitter
 from torchweft.core.files import keep_code, kept_code, source_hash
 from torchweft.errors import DTypeError
 
-__all__ = ["FLAGS", "machine_code"]
+__all__ = ["machine_code"]
 
-FLAGS = ("reassoc", "contract", "nsz")
-"""Of arithmetic on numbers: sums in vector lanes, products and sums in one instruction."""
-
-_REALS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
-_TYPES = {"int32": ir.IntType(32), "int64": INDEX, **_REALS}
+_TYPES = {"int32": ir.IntType(32), "int64": INDEX, **REALS}
 
 
 class _Kind(NamedTuple):
@@ -62,13 +59,17 @@ def machine_code(text: str) -> Callable[..., None]:
 
     Args:
         text: a function of Python.  Each argument has a kind: `int64`; `dtype[:]` or `dtype[:, :]`
-            for tensors of int32, int64, and float32 or float64, one of the two; `dtype[:][:]` for
-            an int64 tensor of the addresses of such tensors.  Statements are
-            `name = value`, `array[index] = value`, the same with `+=`, `for counter in
-            range(integer):` of at least one run, and `for counter in range(first, end):`.  A value
-            is a number, an integer, or an array of a table; they are made of names, elements, + and
-            *, numbers of - too, and integers of // and % where none is negative.  The indices of an
-            array with two dimensions are `row, place`.
+            for tensors of int32, int64, float32 or float64; `dtype[:][:]` for an int64 tensor of
+            the addresses of such tensors.  Statements are `name = value`, `array[index] = value`,
+            the same with `+=`, `for counter in range(integer):` of at least one run, `range(first,
+            end)` or `range(first, end, step)`, `while test:`, and `if test:` without an else.
+            A test compares two values, or is made of tests by `and` and `or`.  A value is a number,
+            an integer, or an array of a table; they are made of names, elements, +, - and *,
+            numbers of /, of `one if test else other` with one comparison and of `FUNCTIONS` too,
+            integers of min and max, and of // and % where none is negative; sums of integers are
+            not negative.  The indices of an array with two dimensions are `row, place`.
+            Numbers that stand in the text are of float32 where an argument is; with one of float64
+            they give one of float64, which `float32(value)` and elements of arrays round.
 
     Returns:
         A function of integers and contiguous tensors, which releases Python's lock.  It does not
@@ -163,8 +164,9 @@ def _module(definition: ast.FunctionDef, kinds: list[_Kind]) -> ir.Module:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), definition.name)
     entry, begin = (function.append_basic_block(name) for name in ("entry", "begin"))
     ir.IRBuilder(entry).branch(begin)
-    (real,) = {_REALS[kind.dtype] for kind in kinds if kind.dtype in _REALS}
-    emitter = Emitter(ir.IRBuilder(begin), real, flags=FLAGS)
+    real = REALS["float32" if any(kind.dtype == "float32" for kind in kinds) else "float64"]
+    builder = ir.IRBuilder(begin)
+    emitter = Emitter(builder, real, called=functools.partial(functions.call, builder), flags=FLAGS)
     passed = iter(function.args)
     for argument, kind in zip(definition.args.args, kinds, strict=True):
         value, *width = (next(passed) for _ in kind.types)
@@ -189,6 +191,7 @@ def _target() -> Any:
 @functools.cache
 def _compiler() -> str:
     """All but the text that machine code depends on."""
-    written = source_hash(pathlib.Path(__file__), pathlib.Path(str(instructions.__file__)))
+    parts = __file__, functions.__file__, instructions.__file__
+    written = source_hash(*(pathlib.Path(str(part)) for part in parts))
     processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     return " ".join([written, llvmlite.__version__, llvm.get_process_triple(), *processor])

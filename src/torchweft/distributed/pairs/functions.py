@@ -136,9 +136,10 @@ class Ranks(rows_of_one.Whole):
         """See `core.collectives.largest`."""
         return largest(x, self.group)
 
-    def number(self, count: int) -> int:
-        """Σ over the ranks."""
-        return sum(count for (count,) in numbers_of_ranks([count], self.group))
+    def rows(self, count: int) -> tuple[int, int]:
+        """See `Whole`."""
+        counts = [of for (of,) in numbers_of_ranks([count], self.group)]
+        return sum(counts[: world(self.group)[0]]), sum(counts)
 
     def operators(
         self, plan: ReductionPlan, operands: Tensors, ranges: Ranges | BlockSparsity | None

@@ -107,7 +107,7 @@ def _convert(model: Any, layout: str) -> None:
     if layout == "ir_mul" and hasattr(model, "products"):
         if forward_serves(model):
             model.forward = MaceForward(model, call)
-            if all(hasattr(block, "handle_lammps") for block in blocks):
+            if all(hasattr(block, "handle_lammps") for _, block in blocks):
                 mark_reads_sources(model)
         else:
             made = [item for product in model.products for item in product.linear.irreps_out]

@@ -24,6 +24,7 @@ from torchweft.core.tables import TensorCache, rows_of
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.products.operator import product
 from torchweft.products.segments.operator import extreme, segment_sizes
+from torchweft.products.segments.torch_path import select
 
 __all__ = [
     "segment_logsumexp",
@@ -206,6 +207,20 @@ def segment_logsumexp(
     empty = total == 0
     logarithm = total.masked_fill(empty, 1).log().masked_fill(empty, -math.inf)
     return given.shaped((logarithm + top).to(dtype))
+
+
+def segment_extreme(
+    x: Tensor,
+    index: Tensor | None = None,
+    indptr: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    largest: bool,
+) -> tuple[Tensor, Tensor]:
+    """`segment_max` or `segment_min`, and the row of each: (M, …) int64, T where there is none."""
+    given = _admitted(x, index, indptr, num_segments, _FLOATS + _INTEGERS, None)
+    place = given.places(largest)
+    return given.shaped(select(given.rows, place, largest)), given.shaped(place)
 
 
 class Segments(NamedTuple):

@@ -1,6 +1,6 @@
 """Clusters of points, and which clusters meet: what block-sparse reductions are made from.
 
-    label    l_i = rank of the cell ⌊(x_i − min x) / size⌋ among the cells that hold a point
+    label    l_i = rank of the cell ⌊(x_i − origin) / size⌋ among the cells that hold a point
     centroid c_k = Σ_{i: l_i = k} w_i x_i / Σ_{i: l_i = k} w_i
     ranges   cluster k is start_k ≤ i < end_k of the points sorted by label
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.reductions.arrays import arrays, tensors
 
 __all__ = [
     "Ranges",
@@ -45,8 +46,8 @@ def _takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
     def either(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _holds_array((args, *kwargs.values())):
             return function(*args, **kwargs)
-        result = function(*_tensors(args), **{k: _tensors(v) for k, v in kwargs.items()})
-        return _arrays(result)  # type: ignore[no-any-return]
+        result = function(*tensors(args), **{k: tensors(v) for k, v in kwargs.items()})
+        return arrays(result)  # type: ignore[no-any-return]
 
     return either
 
@@ -57,21 +58,9 @@ def _holds_array(value: object) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _tensors(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(map(_tensors, value))
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(map(_arrays, value))
-    return value.numpy() if isinstance(value, Tensor) else value
-
-
 @_takes_arrays
-def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
-    """l_i = rank of ⌊(x_i − min x) / size⌋ among the cells that hold a point
+def grid_cluster(x: Tensor, size: float | Tensor, origin: float | Tensor | None = None) -> Tensor:
+    """l_i = rank of ⌊(x_i − origin) / size⌋ among the cells that hold a point
 
     The quotient is that of the float64 numbers, so that a point on an edge has the same cell on
     every device.
@@ -79,24 +68,21 @@ def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
     Args:
         x: (M, D) points, any D.
         size: edge of the cells, one number or (D,).
+        origin: corner of a cell, one number or (D,); min x if None, as in pykeops.torch.
 
     Returns:
         (M,) int64 labels 0 … C − 1, in lexicographic order of the cells: first coordinate slowest.
 
     Raises:
-        ShapeError: x is no matrix, or size neither a positive number nor (D,) of them.
+        ShapeError: x is no matrix, size neither a positive number nor (D,) of them, or origin
+            neither a number nor (D,).
     """
     check_tensors(x=x)
     if x.ndim != 2:
         raise ShapeError(
             f"x is {tuple(x.shape)}: points are (M, D). Pass x.view(-1, 1) for points of a line."
         )
-    edge = torch.as_tensor(size, dtype=torch.float64, device=x.device)
-    if edge.shape not in ((), (1,), x.shape[1:]):
-        raise ShapeError(
-            f"size is {tuple(edge.shape)} but x is {tuple(x.shape)}: size is one number or one for "
-            f"each of the {x.shape[1]} coordinates. Pass size with shape ({x.shape[1]},)."
-        )
+    edge = _of_coordinates("size", size, x)
     given = torch.as_tensor(size)
     if given.device.type == "cpu" and not (given > 0).all():  # nobody waits for a device
         raise ShapeError(
@@ -107,7 +93,8 @@ def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
     if not x.numel():
         return labels
     points = x.detach().double()
-    cells = ((points - points.amin(0)) / edge).floor()
+    corner = points.amin(0) if origin is None else _of_coordinates("origin", origin, x)
+    cells = ((points - corner) / edge).floor()
     # ranks of ranks: no cell number is packed into few bits, so any number of cells will do
     for column in cells.unbind(1):
         ranks = _ranks(column)
@@ -257,6 +244,18 @@ def from_matrix(ranges_i: Tensor, ranges_j: Tensor, keep: Tensor) -> Ranges:
 def swap_axes(ranges: Ranges | None) -> Ranges | None:
     """The ranges of the transposed matrix: i and j change places; None stays None."""
     return None if ranges is None else (*ranges[3:], *ranges[:3])
+
+
+def _of_coordinates(name: str, value: float | Tensor, x: Tensor) -> Tensor:
+    """One number, or one for each coordinate of x, in float64."""
+    found = torch.as_tensor(value, dtype=torch.float64, device=x.device)
+    if found.shape not in ((), (1,), x.shape[1:]):
+        raise ShapeError(
+            f"{name} is {tuple(found.shape)} but x is {tuple(x.shape)}: {name} is one number or "
+            f"one for each of the {x.shape[1]} coordinates. Pass {name} with shape "
+            f"({x.shape[1]},)."
+        )
+    return found
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from torchweft.core.table_copies import constant, copies_of
 from torchweft.core.tables import TensorCache, indptr_of
-from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.reductions.call import Blocks
 from torchweft.reductions.cluster.points import Ranges, cluster_ranges, from_matrix
 
@@ -231,6 +231,7 @@ def checked_ranges(
         ShapeError: not six arrays of the right shapes, blocks that overlap, slices that do not fit,
             or halves that are two masks, of which gradients would be wrong.
         DTypeError: no integers.
+        DeviceError: on the device meta.
         IndexRangeError: bounds outside the data.
     """
     arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
@@ -278,6 +279,11 @@ def _check_arrays(ranges: Ranges) -> None:
             raise DTypeError(
                 f"{name} is {kind}: ranges are tensors of integers. Make them with from_matrix or "
                 "BlockSparsity."
+            )
+        if array.device.type == "meta":
+            raise DeviceError(
+                f"{name} is on the device meta, without values: a mask is read. Make ranges on the "
+                "CPU, or where the points are."
             )
         if "slices" not in name and (array.ndim != 2 or array.shape[1] != 2):
             raise ShapeError(

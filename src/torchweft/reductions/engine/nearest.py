@@ -1,4 +1,6 @@
-"""Exact nearest neighbours: cells and their neighbours in up to 3 dimensions, else all pairs.
+"""Exact nearest neighbours: in up to 3 dimensions cells and their neighbours, else all pairs.
+
+On a CPU with numba a k-d tree takes the place of cells, see `tree`.
 
 A query looks at the 3^D cells around its own.  What lies elsewhere is farther than the border of
 these, so neighbours nearer than it are final; queries that have too few look again, at cells twice
@@ -17,6 +19,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Tile, current_device
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.engine.tree import nearest_by_tree, worth_a_tree
 from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import node, var
 from torchweft.reductions.gpu.gaussians import cached_kernel
@@ -45,7 +48,8 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     Returns:
         (M, k) int64 rows of y, nearest first; −1 where y has fewer than k points.
 
-    Cost: D ≤ 3: about 14 k pairs a query where points are spread evenly; else all M · N pairs.
+    Cost: D ≤ 3: about 14 k pairs a query where points are spread evenly, and on a CPU with numba
+    log N + k boxes wherever they are; else all M · N pairs.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or k < 1:
         raise ShapeError(
@@ -65,6 +69,8 @@ def _nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     finite = bool(x.isfinite().all()) and bool(y.isfinite().all())
     if x.shape[1] > 3 or not x.numel() or len(y) <= k or not finite:
         return _among_all(x, y, k)
+    if not x.is_cuda and worth_a_tree(len(x), len(y), x.shape[1], k):
+        return nearest_by_tree(x, y, k)
     return _among_cells(x, y, k)
 
 

@@ -1,4 +1,4 @@
-"""The executor on a CPU: loops of formulas that numba compiles, in tasks of some rows.
+"""The executor on a CPU: loops of formulas as machine code, in tasks of some rows.
 
     columns_of(...)          # once: what depends on j alone, each a contiguous row
     kernel(first, last, ...) # tasks: some rows of a batch entry by a list of intervals of columns
@@ -16,8 +16,6 @@ Numbers of 16 bits are computed in float32.
 from __future__ import annotations
 
 import functools
-import pathlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,15 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu.arrays import as_array
 from torchweft.core.cpu.loops import share
+from torchweft.core.cpu.machine_code import machine_code
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import Expr, const, reachable
-from torchweft.core.files import source_hash
 from torchweft.core.printing.dialect import Dialect, indented
-from torchweft.core.printing.modules import load
 from torchweft.reductions.call import Blocks, ReductionData, Sizes
+from torchweft.reductions.engine.tree import neighbours
 from torchweft.reductions.formula.lowering import (
+    LOG2E,
+    assign,
     assigned,
     count,
     factored,
@@ -64,55 +63,84 @@ WORK_OF_A_CALL = 64
 COLUMNS_PER_TILE = 1024
 """Columns of a tile: some rows of them stay in a core's first cache."""
 
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
-
 _FUNCTIONS = {
+    **{f: f + "({})" for f in ("exp2", "log", "cos", "sin", "asin", "acos", "atan", "sqrt", "abs")},
     "same": "({})",
     "plus": "plus({}, {})",
-    "exp2": "exp2({})",
-    "log": "math.log({})",
-    "cos": "math.cos({})",
-    "sin": "math.sin({})",
-    "asin": "math.asin({})",
-    "acos": "math.acos({})",
-    "atan": "math.atan({})",
-    "sqrt": "math.sqrt({})",
-    "rsqrt": "(1.0 / math.sqrt({0}) if {0} != 0.0 else 0.0)",
+    "rsqrt": "(1.0 / sqrt({0}) if {0} != 0.0 else 0.0)",
     "reciprocal": "(1.0 / {})",
-    "abs": "abs({})",
     "sign": "(1.0 if {0} > 0.0 else (-1.0 if {0} < 0.0 else 0.0))",
-    "floor": "np.floor({})",
-    "round": "np.rint({})",
+    "floor": "floor({})",
+    "round": "round({})",
     "step": "(1.0 if {} >= 0.0 else 0.0)",
-    "xlogx": "({0} * math.log({0}) if {0} != 0.0 else 0.0)",
-    "sinxdivx": "(math.sin({0}) / {0} if {0} != 0.0 else 1.0)",
+    "xlogx": "({0} * log({0}) if {0} != 0.0 else 0.0)",
+    "sinxdivx": "(sin({0}) / {0} if {0} != 0.0 else 1.0)",
     "divide": "({} / {})",
-    "power": "math.pow({}, {})",
-    "atan2": "math.atan2({}, {})",
+    "power": "pow({}, {})",
+    "atan2": "atan2({}, {})",
     "equal": "(1.0 if {} == {} else 0.0)",
     "less": "(1.0 if {} < {} else 0.0)",
     "less_equal": "(1.0 if {} <= {} else 0.0)",
     "ifelse": "({1} if {0} >= 0.0 else {2})",
 }
-_CALLS = {name for name, form in _FUNCTIONS.items() if "math." in form and "sqrt" not in form}
+_CALLS = {"log", "cos", "sin", "asin", "acos", "atan", "xlogx", "sinxdivx", "power", "atan2"}
+"""Those that call a function of the library of mathematics."""
+
 _DIALECT = Dialect(_FUNCTIONS, lambda of: [], lambda name, component: [])
 
-_CALLED = pathlib.Path(__file__).with_name("numba_functions.py")
+_HALVES = """\
+half = (width + 1) // 2
+scratch[half - 1] = {middle}
+for j in range(0, width - half):
+    one = {one}
+    other = {other}
+    scratch[j] = other if other {before} one else one
+while half > 1:
+    rest = half
+    half = (rest + 1) // 2
+    for j in range(0, rest - half):
+        other = scratch[half + j]
+        scratch[j] = other if other {before} scratch[j] else scratch[j]
+"""
+"""The largest or smallest of a tile's values, in scratch[0]: halves fill vector lanes."""
 
-_HEADER = """# {title}
-# with numba_functions {version}
-import math
+_LARGEST = _HALVES.format(
+    middle="values[half - 1]", one="values[j]", other="values[half + j]", before=">"
+)
+_NOT_NAN = "({0} if {0} == {0} else instead[0])"
+_LOWEST = _HALVES.format(
+    middle=_NOT_NAN.format("values[half - 1]"),
+    one=_NOT_NAN.format("values[j]"),
+    other=_NOT_NAN.format("values[half + j]"),
+    before="<",
+)
 
-import numpy as np
+_INSERT = f"""\
+row = at + i
+worst = best[row, size - 1]
+for j in range(0, width):
+    value = {_NOT_NAN.format("values[j]")}
+    if value <= worst:
+        number = start + j
+        if values[j] != values[j] and value < 0.0:
+            number = number - 9223372036854775807 - 1
+        place = size
+        while place > 0 and (
+            value < best[row, place - 1]
+            or value == best[row, place - 1] and number < index[row, place - 1]
+        ):
+            place = place - 1
+            if place < size - 1:
+                best[row, place + 1] = best[row, place]
+                index[row, place + 1] = index[row, place]
+            best[row, place] = value
+            index[row, place] = number
+        worst = best[row, size - 1]
+"""
+"""Keep, in (value, index) order, the smallest of a list and of a tile's values.
 
-from torchweft.reductions.engine.numba_functions import exp2_{size} as exp2
-from torchweft.reductions.engine.numba_functions import insert, jit, largest, lowest, plus
-
-real = np.{dtype}
-wide = np.{wide}
-infinity = real(np.inf)
-nan = real(np.nan)
-LOG2E = real(1 / math.log(2))
+`instead`, −∞ or +∞, takes the place of NaN.  In that of −∞ it has an index less 2⁶³, so that it
+comes first.
 """
 
 
@@ -141,13 +169,15 @@ def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
 
 def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     """Indices of the k smallest values, see `operator.smallest`."""
+    if (near := neighbours(f, max(k, 1), data)) is not None:
+        return near[..., None]
     like, shape = _wide(data.like), (*data.sizes[:2], max(k, 1))
     last = torch.iinfo(torch.int64).max
-    instead_of_nan = np.dtype(str(like.dtype).removeprefix("torch.")).type(np.inf if k else -np.inf)
+    instead_of_nan = like.new_tensor([float("inf" if k else "-inf")])
     found = []
     for component in range(f.dim):
         best, index = like.new_full(shape, float("inf")), torch.full(shape, last)
-        _run("smallest", f, None, component, data, [best, index], instead_of_nan)
+        _run("smallest", f, None, component, data, [best, index], instead_of_nan, max(k, 1))
         index.masked_fill_(index == last, -1)
         found.append(index if k else torch.where(index < -1, index & last, index))
     return torch.stack(found, 3)
@@ -170,27 +200,34 @@ def _run(
     values, sizes, blocks, options = data
     if not sizes.columns or not results[0].numel():
         return
-    dtype = str(results[0].dtype).removeprefix("torch.")
-    loop, module = _loop(kind, f, w, component, dtype, options.accumulate != "auto")
+    real = results[0].dtype
+    types = [str(t.dtype).removeprefix("torch.") for t in results]
+    loop = _loop(kind, f, w, component, tuple(types), options.accumulate != "auto")
     work_of_a_pair = loop.work + (results[0].shape[2] if kind == "smallest" else 0)
     tasks, intervals, pairs = _tasks(sizes, blocks, work_of_a_pair)
     if not pairs:
         return
-    arrays = {n: as_array(_wide(t.detach()).contiguous()) for n, t in values.items()}
-    given = [arrays[v.data[0]] for v in loop.columns]
-    batch = max((len(a) for a in given), default=1)
-    columns = np.empty((batch, loop.width, sizes.columns), results[0].numpy().dtype)
+    given = {n: _wide(t.detach()).contiguous() for n, t in values.items()}
+    batch = max((len(given[v.data[0]]) for v in loop.columns), default=1)
+    columns = torch.empty(batch * loop.width, sizes.columns, dtype=real)
     if loop.width:
+        fill = machine_code(loop.columns_of)
+        read = _operands(loop.columns, given)
         share(
-            lambda first, last: module.columns_of(first, last, *given, columns),
+            lambda first, last: fill(first, last, batch, columns, *read),
             sizes.columns,
             batch * sizes.columns * loop.work,
             SERIAL_PAIRS * loop.work,
         )
-    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results] + [*more]
+    kernel, step = machine_code(loop.kernel), loop.width if batch > 1 else 0
+    rows = [sizes.rows, *_operands(loop.rows, given)]
+    rows += [t.view(-1, t.shape[2]) for t in results] + [*more]
 
     def run(first: int, last: int) -> None:
-        module.kernel(first, last, tasks, intervals, columns, *arguments)
+        scratch = torch.empty(ROWS_PER_TASK, loop.totals, dtype=torch.float64)
+        halves = torch.empty(2, COLUMNS_PER_TILE, dtype=real)
+        tops = torch.empty(ROWS_PER_TASK, dtype=real)
+        kernel(first, last, tasks, intervals, columns, step, scratch, *halves, tops, *rows)
 
     share(run, len(tasks), pairs * work_of_a_pair, SERIAL_PAIRS * work_of_a_pair)
     if recording():
@@ -198,7 +235,14 @@ def _run(
         record(Launch("numba", kind, tile, len(tasks), columns.nbytes))
 
 
-def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[Any, Any, int]:
+def _operands(variables_: Iterable[Node], given: dict[int, Tensor]) -> list[Tensor | int]:
+    """The rows of each variable, and how many lie between two batch entries; 0 if all have one."""
+    tensors = [given[v.data[0]] for v in variables_]
+    pairs = ((t.view(-1, t.shape[2]), t.shape[1] if len(t) > 1 else 0) for t in tensors)
+    return [part for pair in pairs for part in pair]
+
+
+def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[Tensor, Tensor, int]:
     """(batch entry, first and last row, first and last interval), intervals of columns, pairs."""
     if blocks is None:
         listed, intervals = [(0, sizes.rows, 0, 1)], np.array([[0, sizes.columns]])
@@ -217,7 +261,8 @@ def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[An
     each = np.array(found, np.int64).reshape(-1, 4)
     entries = np.repeat(np.arange(sizes.batch), len(each))[:, None]
     tasks = np.hstack((entries, np.tile(each, (sizes.batch, 1))))
-    return tasks, np.ascontiguousarray(intervals), pairs * sizes.batch
+    ranges = torch.from_numpy(np.ascontiguousarray(intervals))
+    return torch.from_numpy(tasks), ranges, pairs * sizes.batch
 
 
 # printed loops
@@ -227,29 +272,30 @@ class Loop(NamedTuple):
     """A printed reduction.
 
     Args:
-        source: defines `columns_of(first, last, *columns and parameters, out)` and
-            `kernel(first, last, tasks, intervals, columns, *rows and parameters, *results)`.
+        columns_of: fills the table of columns, if it has rows.
+        kernel: executes tasks.
         columns: the variables that columns_of reads.
         rows: the variables that the kernel reads.
-        width: number of rows that columns_of writes.
+        width: number of rows of the table of columns, for a batch entry.
+        totals: number of sums of a row.
         work: operations of a pair.
     """
 
-    source: str
+    columns_of: str
+    kernel: str
     columns: tuple[Node, ...]
     rows: tuple[Node, ...]
     width: int
+    totals: int
     work: int
 
 
 @functools.lru_cache(maxsize=256)
 def _loop(
-    kind: str, f: Node, w: Node | None, component: int, dtype: str, exact: bool
-) -> tuple[Loop, Any]:
-    """A printed loop and its module."""
-    wide = "float64" if exact else dtype
-    found = LoopPrinter(kind, f, w, component).loop(dtype, wide, source_hash(_CALLED))
-    return found, load(f"reductions_{kind}_loop", found.source)
+    kind: str, f: Node, w: Node | None, component: int, dtypes: tuple[str, ...], exact: bool
+) -> Loop:
+    """A printed loop; its code is found by its text."""
+    return LoopPrinter(kind, f, w, component).loop(dtypes, exact)
 
 
 class LoopPrinter:
@@ -278,26 +324,26 @@ class LoopPrinter:
         # the rows of the table of columns: leaves that pairs read, and computed ones
         self.table = [e for e in reachable(self.parts.pairs) if e.kind == "leaf" and "j" in e.axes]
 
-    def loop(self, dtype: str, wide: str, version: str) -> Loop:
-        """The text for numpy's type `dtype` and sums over a tile in `wide`.
+    def loop(self, dtypes: tuple[str, ...], exact: bool) -> Loop:
+        """The texts for results of some dtypes, the first of which is that of all numbers.
 
-        `version` is that of numba_functions, whose compiled form a compiled loop holds.
+        Args:
+            dtypes: their names.
+            exact: whether a tile's terms are summed in float64.
         """
-        size = "double" if dtype == "float64" else "single"
-        title = f"{self.kind} of {self.f}"
-        if any(e.kind in _CALLS for e in reachable(self.parts.pairs)):
-            wide = "float64"  # no vector lanes, so one sum of all the tile's terms
-        header = _HEADER.format(title=title, version=version, size=size, dtype=dtype, wide=wide)
+        self.real = dtypes[0]
+        kinds = [e.kind for e in reachable(self.parts.pairs)]
+        # with calls there are no vector lanes, so one sum of all the tile's terms
+        self.wide = "float64" if exact or _CALLS.intersection(kinds) else self.real
         constant = [e for _, e in self.parts.constant]
         made = [e for _, e in self.parts.columns]
         columns = self._read([*constant, *made, *self.table], (1, 2))
         rows = [e for _, e in self.parts.rows]
         read = self._read([*constant, *rows, *self.parts.pairs, *self.outer], (0, 2))
-        before = self._columns_of(columns) if self.table else ()
-        body = [header, *before, "", "", *self._kernel(read)]
-        kinds = [e.kind for e in reachable(self.parts.pairs)]
         work = sum(WORK_OF_A_CALL if kind in _CALLS else 1 for kind in kinds)
-        return Loop("\n".join(body) + "\n", columns, read, len(self.table), work)
+        columns_of = "\n".join(self._columns_of(columns)) + "\n"
+        kernel = "\n".join(self._kernel(read, dtypes)) + "\n"
+        return Loop(columns_of, kernel, columns, read, len(self.table), len(self.summed), work)
 
     def _read(self, expressions: Iterable[Expr], cats: tuple[int, int]) -> tuple[Node, ...]:
         """The variables of some categories that expressions read, by index."""
@@ -305,90 +351,83 @@ class LoopPrinter:
         found = {v.data[0]: v for name, v in self.variables.items() if name in names}
         return tuple(found[index] for index in sorted(found) if found[index].data[2] in cats)
 
-    def _entries(self, variables_: Iterable[Node]) -> Iterator[str]:
-        """The batch entry of each variable; a batch of one is broadcast."""
+    def _given(self, variables_: Iterable[Node]) -> Iterator[str]:
+        """The arguments of each variable: its rows, and those between two batch entries."""
         for v in variables_:
-            name = f"v{v.data[0]}"
-            yield f"{name}_ = {name}[min(batch, len({name}) - 1)]"
+            yield f"v{v.data[0]}: {self.real}[:, :], step{v.data[0]}: int64"
+
+    def _entries(self, variables_: Iterable[Node]) -> Iterator[str]:
+        """The first row of a batch entry, of each variable; a batch of one is broadcast."""
+        yield from (f"at{v.data[0]} = step{v.data[0]} * batch" for v in variables_)
 
     def _loads(self, variables_: Iterable[Node], cat: int, at: str) -> Iterator[str]:
         for v in variables_:
             index, dim, own = v.data
             if own == cat:
-                yield from (f"v{index}_{c} = v{index}_[{at}, {c}]" for c in range(dim))
-
-    def _assign(self, part: Iterable[tuple[Expr, Expr]]) -> Iterator[str]:
-        targets, expressions = [a for a, _ in part], [e for _, e in part]
-        lines, names = _typed(expressions)
-        yield from lines
-        yield from (f"{text(a)} = {name}" for a, name in zip(targets, names, strict=True))
+                yield from (f"v{index}_{c} = v{index}[at{index}{at}, {c}]" for c in range(dim))
 
     def _columns_of(self, columns: tuple[Node, ...]) -> Iterator[str]:
-        names = ", ".join(f"v{v.data[0]}" for v in columns)
-        yield "@jit"
-        yield f"def columns_of(first, last, {names}{', ' if names else ''}out):"
-        yield "    for batch in range(out.shape[0]):"
+        arguments = ["first: int64", "end: int64", "batches: int64", f"out: {self.real}[:, :]"]
+        yield f"def columns_of({', '.join([*arguments, *self._given(columns)])}):"
+        yield "    for batch in range(0, batches):"
         yield from indented(self._entries(columns), 2)
-        yield from indented(self._loads(columns, 2, "0"), 2)
-        yield from indented(self._assign(self.parts.constant), 2)
-        yield "        for j in range(first, last):"
-        yield from indented(self._loads(columns, 1, "j"), 3)
-        yield from indented(self._assign(self.parts.columns), 3)
+        yield from indented(self._loads(columns, 2, ""), 2)
+        yield from indented(assign(self.parts.constant, _DIALECT), 2)
+        yield "        for j in range(first, end):"
+        yield from indented(self._loads(columns, 1, " + j"), 3)
+        yield from indented(assign(self.parts.columns, _DIALECT), 3)
         for n, e in enumerate(self.table):
-            yield f"            out[batch, {n}, j] = {text(e)}"
+            yield f"            out[batch * {len(self.table)} + {n}, j] = {text(e)}"
 
     # the loop
 
-    def _kernel(self, rows: tuple[Node, ...]) -> Iterator[str]:
-        names = [f"v{v.data[0]}" for v in rows]
+    def _kernel(self, rows: tuple[Node, ...], dtypes: tuple[str, ...]) -> Iterator[str]:
         results = {
             "sums": ["out"],
             "shifted": ["top_out", "out"],
-            "smallest": ["best", "index", "instead"],
+            "smallest": ["best", "index"],
         }
-        arguments = ["first", "last", "tasks", "intervals", "columns", *names, *results[self.kind]]
-        yield "@jit"
+        real = self.real
+        arguments = [
+            *("first: int64", "end: int64", "tasks: int64[:, :]", "intervals: int64[:, :]"),
+            *(f"columns: {real}[:, :]", "step: int64", "total: float64[:, :]"),
+            *(f"values: {real}[:]", f"scratch: {real}[:]", f"tops: {real}[:]", "rows: int64"),
+            *self._given(rows),
+            *(f"{n}: {dtype}[:, :]" for n, dtype in zip(results[self.kind], dtypes, strict=True)),
+            *[f"instead: {real}[:]", "size: int64"] * (self.kind == "smallest"),
+        ]
         yield f"def kernel({', '.join(arguments)}):"
-        yield "    most = 0"
-        yield "    for task in range(first, last):"
-        yield "        most = max(most, tasks[task, 2] - tasks[task, 1])"
-        if self.kind != "smallest":
-            yield f"    total = np.zeros((most, {len(self.summed)}), np.float64)"
-        if self.kind != "sums":
-            made = f"np.empty({COLUMNS_PER_TILE}, real)"
-            yield f"    values, scratch = {made}, {made}"
-        if self.kind == "shifted":
-            yield "    tops = np.empty(most, real)"
-        yield "    for task in range(first, last):"
+        yield "    for task in range(first, end):"
         yield from indented(self._task(rows), 2)
 
     def _task(self, rows: tuple[Node, ...]) -> Iterator[str]:
-        yield "batch, begin, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]"
+        yield from ["batch = tasks[task, 0]", "begin = tasks[task, 1]"]
+        yield from ["at = batch * rows", "entry = batch * step"]
         yield from self._entries(rows)
-        yield from self._loads(rows, 2, "0")
-        yield from self._assign(self.parts.constant)
-        yield from ["total[:] = 0.0"] * (self.kind != "smallest")
-        yield from ["tops[:] = -infinity"] * (self.kind == "shifted")
+        yield from self._loads(rows, 2, "")
+        yield from assign(self.parts.constant, _DIALECT)
+        if self.kind != "smallest":
+            yield "for i in range(0, tasks[task, 2] - begin):"
+            yield from (f"    total[i, {n}] = 0.0" for n in range(len(self.summed)))
+            yield from ["    tops[i] = float('-inf')"] * (self.kind == "shifted")
         yield "for q in range(tasks[task, 3], tasks[task, 4]):"
         yield f"    for start in range(intervals[q, 0], intervals[q, 1], {COLUMNS_PER_TILE}):"
         yield f"        width = min({COLUMNS_PER_TILE}, intervals[q, 1] - start)"
-        yield "        entry = columns[min(batch, len(columns) - 1)]"
-        for n in range(len(self.table)):
-            yield f"        g{n} = entry[{n}, start : start + width]"
-        yield "        for i in range(begin, end):"
-        yield from indented(self._loads(rows, 0, "i"), 3)
-        yield from indented(self._assign(self.parts.rows), 3)
+        yield "        for i in range(begin, tasks[task, 2]):"
+        yield from indented(self._loads(rows, 0, " + i"), 3)
+        yield from indented(assign(self.parts.rows, _DIALECT), 3)
         yield from indented(self._tile(), 3)
         if self.kind != "smallest":
-            yield "for i in range(begin, end):"
-            yield from indented(self._loads(rows, 0, "i"))
+            yield "for i in range(begin, tasks[task, 2]):"
+            yield from indented(self._loads(rows, 0, " + i"))
             yield from indented(self._finish())
 
     def _pairs(self, expressions: list[Expr]) -> tuple[list[str], list[str]]:
         """The lines in the loop over j, and the names of the results."""
         read = set(reachable(expressions))
-        loads = [f"{text(e)} = g{n}[j]" for n, e in enumerate(self.table) if e in read]
-        lines, names = _typed(expressions)
+        place = "columns[entry + {}, start + j]"
+        loads = [f"{text(e)} = {place.format(n)}" for n, e in enumerate(self.table) if e in read]
+        lines, names = assigned(expressions, _DIALECT)
         return [*loads, *lines], names
 
     def _tile(self) -> Iterator[str]:
@@ -399,18 +438,17 @@ class LoopPrinter:
         lines, (name,) = self._pairs(pairs[:1])
         yield "for j in range(width):"
         yield from indented(lines)
-        if self.kind == "smallest":
-            yield f"    values[j] = {name}"
-            yield "least = lowest(values, scratch, width, instead)"
-            yield "if least <= best[batch, i, len(best[batch, i]) - 1]:"
-            yield "    insert(best[batch, i], index[batch, i], values, start, width, instead)"
-            return
         yield f"    values[j] = {name}"
-        yield "top = largest(values, scratch, width)"
-        yield "if tops[i - begin] > top:"
-        yield "    top = tops[i - begin]"
-        yield "shift = top if abs(top) < infinity else real(0)"
-        yield "scale = np.float64(exp2((tops[i - begin] - shift) * LOG2E))"
+        if self.kind == "smallest":
+            yield from _LOWEST.splitlines()
+            yield "if scratch[0] <= best[at + i, size - 1]:"
+            yield from indented(_INSERT.splitlines())
+            return
+        yield from _LARGEST.splitlines()
+        yield "before = tops[i - begin]"
+        yield "top = before if before > scratch[0] else scratch[0]"
+        yield "shift = top if abs(top) < float('inf') else 0.0"
+        yield f"scale = float64(exp2((before - shift) * {LOG2E!r}))"
         yield "tops[i - begin] = top"
         for n in range(len(self.summed)):
             yield f"total[i - begin, {n}] *= scale"
@@ -419,34 +457,23 @@ class LoopPrinter:
     def _sums(self, expressions: list[Expr], factor: str) -> Iterator[str]:
         lines, names = self._pairs(expressions)
         for n in range(len(expressions)):
-            yield f"s{n} = wide(0)"
+            yield f"s{n} = {self.wide}(0.0)"
         yield "for j in range(width):"
         if factor:
-            yield "    e = exp2((values[j] - shift) * LOG2E)"
+            yield f"    e = exp2((values[j] - shift) * {LOG2E!r})"
         yield from indented(lines)
         for n, (e, name) in enumerate(zip(expressions, names, strict=True)):
             term = f"e * {name}" if factor and e != const(1) else factor or name
-            yield f"    s{n} += wide({term})"
+            yield f"    s{n} += {self.wide}({term})"
         for n in range(len(expressions)):
             yield f"total[i - begin, {n}] += s{n}"
 
     def _finish(self) -> Iterator[str]:
         if self.kind == "shifted":
-            yield "top_out[batch, i, 0] = tops[i - begin]"
-        lines, names = _typed(self.outer)
+            yield "top_out[at + i, 0] = tops[i - begin]"
+        lines, names = assigned(self.outer, _DIALECT)
         yield from lines
         for e, (outer, name) in enumerate(zip(self.outer, names, strict=True)):
             value = f"total[i - begin, {self.place[e]}]"
             factor = "" if outer == const(1) else f" * {name}"
-            yield f"out[batch, i, {e}] = {value}{factor}"
-
-
-def _typed(expressions: Iterable[Expr]) -> tuple[list[str], list[str]]:
-    """`assigned` with typed numbers: a literal is a double to numba."""
-    lines, names = assigned(expressions, _DIALECT)
-    return [_number(line) for line in lines], [_number(name) for name in names]
-
-
-def _number(line: str) -> str:
-    line = _NUMBER.sub(lambda found: f"real({found[0]})", line)
-    return re.sub(r'float\("(-?)inf"\)', r"(\1infinity)", line).replace('float("nan")', "nan")
+            yield f"out[at + i, {e}] = {value}{factor}"

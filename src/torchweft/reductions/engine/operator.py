@@ -72,7 +72,7 @@ and `serves(f, w, k)`."""
 KERNELS = EXECUTORS["triton"]
 
 LEAST_PAIRS_OF_LOOPS = 2**22
-"""Pairs from which on the CPU a loop is compiled for a formula, which takes a second or two."""
+"""Pairs from which on the CPU a loop is compiled for a formula: some tenths of a second."""
 
 FEW_BLOCKS = 16
 """Blocks of rows that torch takes one by one."""

@@ -97,7 +97,11 @@ class Whole:
 
     def number(self, count: int) -> int:
         """Σ over the processes of a number of rows."""
-        return count
+        return self.rows(count)[1]
+
+    def rows(self, count: int) -> tuple[int, int]:
+        """The number of this process's first row among those of all, and how many these are."""
+        return 0, count
 
 
 current = Whole()  # a global, on which torch.compile sets a guard

@@ -35,6 +35,7 @@ from torchweft.reductions.formula.node import reachable as nodes_of
 __all__ = [
     "CATEGORY_AXES",
     "FORMATS",
+    "LOG2E",
     "Components",
     "assign",
     "assigned",

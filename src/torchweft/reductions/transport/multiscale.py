@@ -1,21 +1,21 @@
-"""Steps of Sinkhorn's iterations, over all pairs and through clusters.
-
-    softmin  f_i = −ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε),   C = |x − y|^p / p,   ε = length^p
+"""Sinkhorn's iterations through clusters of points, for the cost C = |x − y|^p / p.
 
     coarse   f_i = −ε log Σ_J b_J exp((g_J − C(x_i, c_J)) / ε),   c_J, b_J of brick J
     fine     f_i = −ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε),   j of bricks that i's meets
 
-Bricks meet unless every pair of theirs has a plan a_i b_j exp((f_i + g_j − C) / ε) below
-e^−TRUNCATION a_i b_j, which a bound says.  f at x, g at y, and the potentials of x and of y against
-themselves stand one after the other as one column: a step is one reduction, whose mask says which
-rows see which columns.
+Bricks are clusters of equally many points, or those of the user's labels.  They meet unless every
+pair of theirs has a plan a_i b_j exp((f_i + g_j − C) / ε) below e^−truncate a_i b_j, which a bound
+says; unbalanced updates are damped after that, f_i ← λ f_i.
+
+f at x, g at y, and the potentials of x and of y against themselves stand one after the other as one
+column: a step is one reduction, whose mask says which rows see which columns.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,91 +24,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchweft.reductions.cluster.sparsity import BlockSparsity
-from torchweft.reductions.engine.reduction import reduce
-from torchweft.reductions.formula.node import Node, const, node, var
+from torchweft.reductions.transport.settings import Settings
+from torchweft.reductions.transport.softmin import (
+    Cloud,
+    log_weights,
+    softmin,
+    softmin_of_squares,
+)
 
-__all__ = ["Cloud", "log_weights", "multiscale", "partners", "softmin"]
+__all__ = ["multiscale", "partners"]
 
 BRICK, MOST = 64, 4096  # points of a brick: a tile of rows; bricks of a cloud
 COARSE = 0.5  # edges of a brick down to which bricks stand for their points
-TRUNCATION = 8.0  # pairs whose plan is below e^−8 of a_i b_j are left out
-
-
-class Cloud(NamedTuple):
-    """Points (*batch, N, D) and the logarithms of their weights (*batch, N, 1)."""
-
-    points: Tensor
-    log_weights: Tensor
-
-
-def log_weights(weights: Tensor) -> Tensor:
-    """(*batch, N, 1), −∞ where a weight is 0."""
-    return weights.detach().log().unsqueeze(-1)
-
-
-def softmin(
-    p: int,
-    length: float,
-    x: Tensor,
-    source: Cloud,
-    potential: Tensor,
-    mask: BlockSparsity | None = None,
-) -> Tensor:
-    """−ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε), (*batch, M), ε = length^p
-
-    The source is constant: gradients are in x alone.
-    """
-    eps = length**p
-    ranges = None if mask is None else mask.ranges
-    columns = _columns(p, eps, x, source, potential)
-    result = reduce("LogSumExp", _score(p, x.shape[-1]), columns, 1, ranges=ranges)
-    assert isinstance(result, Tensor)
-    return -eps * result.squeeze(-1)
-
-
-def softmin_of_squares(
-    length: float, x: Tensor, source: Cloud, potential: Tensor, mask: BlockSparsity | None = None
-) -> Tensor:
-    """`softmin` for p = 2, with its gradient x_i − Σ_j π_ij y_j from the same pass over the pairs.
-
-    π_ij = b_j exp((f_i + g_j − C(x_i, y_j)) / ε), whose sum over j is 1.
-    """
-    eps, at = length**2, x.detach()
-    columns = _columns(2, eps, at, source, potential)
-    score, weight = _score(2, x.shape[-1]), _away(x.shape[-1])
-    ranges = None if mask is None else mask.ranges
-    found = reduce("Max_SumShiftExp", score, columns, 1, weight=weight, ranges=ranges)
-    assert isinstance(found, Tensor)
-    top, total, away = found[..., 0], found[..., 1], found[..., 2:]
-    # the largest term is 1, or there is none
-    slope = math.sqrt(2 * eps) * away / total.clamp(min=0.5).unsqueeze(-1)
-    value = -eps * ((total + (top == -torch.inf)).log() + top)
-    return value + (slope * (x - at)).sum(-1)
-
-
-def _columns(
-    p: int, eps: float, x: Tensor, source: Cloud, potential: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x and y in units of (p ε)^(1/p), and the scores of y."""
-    scale = (p * eps) ** (-1 / p)
-    scores = source.log_weights + potential.unsqueeze(-1) / eps
-    return scale * x, scale * source.points.detach(), scores
-
-
-@functools.cache
-def _score(p: int, dim: int) -> Node:
-    """h_j − |x_i − y_j|^p"""
-    square = node("sqdist", var(0, dim, 0), var(1, dim, 1))
-    return var(2, 1, 1) - (square if p == 2 else node("sqrt", square))
-
-
-@functools.cache
-def _away(dim: int) -> Node:
-    """1 and x_i − y_j"""
-    return node("concat", const(1), var(0, dim, 0) - var(1, dim, 1))
-
-
-# clusters
 
 
 class _Stack(NamedTuple):
@@ -150,75 +77,120 @@ class _Stack(NamedTuple):
 
     def largest(self, values: Tensor) -> Tensor:
         """(G, C) the largest value of each brick, −∞ of one without points."""
-        return self._reduced(values, "max", -torch.inf).view(self.middles.shape[:2])
+        return _by_brick(values, "max", self.counts, -torch.inf).view(self.middles.shape[:2])
 
     def mean(self, values: Tensor) -> Tensor:
         """(G C,) the mean of each brick under its weights; 0 where these are 0."""
-        return self._reduced(self.shares * values, "sum", 0)
-
-    def _reduced(self, values: Tensor, how: str, initial: float) -> Tensor:
-        # unsafe does not check the lengths, which are right
-        found: Tensor = torch.segment_reduce(
-            values, how, lengths=self.counts, unsafe=True, initial=initial
-        )
-        return found
+        return _by_brick(self.shares * values, "sum", self.counts, 0)
 
 
 def multiscale(
-    a: Tensor, x: Tensor, b: Tensor, y: Tensor, p: int, lengths: list[float], debias: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The weights in the order of bricks, and the potentials there, as functions of x and y alone.
+    clouds: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+    lengths: list[float],
+    settings: Settings,
+) -> list[Tensor]:
+    """The potentials at the points, as functions of these alone.
 
     Args:
-        a: (M,)
-        x: (M, D)
-        b: (N,)
-        y: (N, D)
-        p: of the cost.
+        clouds: weights (N,), points (N, D) and labels (N,) or None, of x and of y.
         lengths: one for each step, and the blur in the end.
-        debias: whether potentials of x and of y against themselves follow f and g.
+        settings: with `debias`, potentials of x and of y against themselves follow f and g.
     """
-    times = 2 if debias else 1
-    extents = torch.stack([z.detach().amax(0) - z.detach().amin(0) for z in (x, y)]).tolist()
-    sizes = [BRICK * max(1, -(-len(z) // (BRICK * MOST))) for z in (x, y)]
-    counts = [max(1, -(-len(z) // size)) for z, size in zip((x, y), sizes, strict=True)]
-    parts, edges = zip(*map(parts_of, extents, counts), strict=True)
-    orders = [brick_order(z.detach(), *of) for z, *of in zip((x, y), sizes, parts, strict=True)]
-    a, x, b, y = (t.index_select(0, orders[k // 2]) for k, t in enumerate((a, x, b, y)))
+    times, p = 2 if settings.debias else 1, settings.p
+    cuts = [_cut(z.detach(), labels, settings.cluster_scale) for _, z, labels in clouds]
+    most = max(len(cut.counts) for cut in cuts)
     with torch.no_grad():
-        sides = [_bricks(a, x, sizes[0], max(counts)), _bricks(b, y, sizes[1], max(counts))]
+        sides = [
+            _bricks(a[cut.order], z[cut.order], pad(cut.counts, (0, most - len(cut.counts))))
+            for (a, z, _), cut in zip(clouds, cuts, strict=True)
+        ]
         stack = _stacked(sides * times)
-        potential, mask = _descend(p, lengths, max(edges), stack)
-    points, blur = torch.cat([x, y] * times), lengths[-1]
+        potential, mask = _descend(settings, lengths, max(cut.edge for cut in cuts), stack)
+    sorted_points = [
+        z.index_select(0, cut.order) for (_, z, _), cut in zip(clouds, cuts, strict=True)
+    ]
+    points, blur = torch.cat(sorted_points * times), lengths[-1]
     if p == 2 and points.requires_grad:
         last = softmin_of_squares(blur, points, stack.fine, potential, mask)
     else:
         last = softmin(p, blur, points, stack.fine, potential, mask)
-    return a, b, list(torch.split(last, [len(x), len(y)] * times))
+    last = settings.damping(blur) * last
+    parts = torch.split(last, [len(z) for z in sorted_points] * times)
+    places = [cut.order.argsort() for cut in cuts] * times
+    return [part.index_select(0, place) for part, place in zip(parts, places, strict=True)]
 
 
-def _bricks(weights: Tensor, points: Tensor, size: int, count: int) -> tuple[Tensor, ...]:
-    """The bricks of a sorted cloud, `count` of them; the last may have no points.
+class _Cut(NamedTuple):
+    """A cloud cut into bricks: the order of its points, points of each brick, and an edge."""
+
+    order: Tensor
+    counts: Tensor
+    edge: float
+
+
+def _cut(points: Tensor, labels: Tensor | None, scale: float | None) -> _Cut:
+    """Bricks of the labels, or of equally many points and edges of about `scale`."""
+    if labels is not None:
+        found, order = labels.sort(stable=True)
+        counts = found.unique_consecutive(return_counts=True)[1]
+        return _Cut(order, counts, scale or _widest(points[order], counts))
+    total, extents = len(points), (points.amax(0) - points.amin(0)).tolist()
+    size = _brick_size(total, extents, scale)
+    count = -(-total // size)
+    parts, edge = parts_of(extents, count)
+    counts = torch.full((count,), size, device=points.device)
+    counts[-1] = total - size * (count - 1)
+    return _Cut(brick_order(points, size, parts), counts, edge)
+
+
+def _brick_size(total: int, extents: Sequence[float], scale: float | None) -> int:
+    """Points of a brick: tiles of rows, at most MOST of them, and edges of about `scale`."""
+    tiles = max(1, -(-total // (BRICK * MOST)))
+    if scale is not None:
+        wanted = total / math.prod(max(1.0, extent / scale) for extent in extents)
+        tiles = max(tiles, math.ceil(wanted / BRICK))
+    return BRICK * tiles
+
+
+def _widest(points: Tensor, counts: Tensor) -> float:
+    """The longest edge of the boxes around bricks, whose points are sorted."""
+    low, high = (_by_brick(points, how, counts) for how in ("min", "max"))
+    return float((high - low).max())
+
+
+def _by_brick(values: Tensor, how: str, counts: Tensor, initial: float | None = None) -> Tensor:
+    """The "sum", "min" or "max" of the values of each brick."""
+    # unsafe does not check the lengths, which are right
+    found: Tensor = torch.segment_reduce(values, how, lengths=counts, unsafe=True, initial=initial)
+    return found
+
+
+def _bricks(weights: Tensor, points: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    """The bricks of a sorted cloud; some may have no points.
 
     Returns:
         Points (N, D), logarithms of weights (N, 1), centres (C, D) under the weights, logarithms of
         the bricks' weights (C, 1); in float64 shares (N,), variances (C,), middles (C, D) and half
         edges (C, D) of boxes; and numbers of points (C,).
     """
-    total, device = len(points), points.device
-    places = torch.arange(count * size, device=device).view(count, size)
-    inside = points.index_select(0, places.clamp(max=total - 1).view(-1)).double()
-    inside = inside.view(count, size, -1)
-    low, high = inside.amin(1), inside.amax(1)
-    shares = pad(weights.double(), (0, count * size - total)).view(count, size, 1)
-    totals = shares.sum(1)
+    inside, shares = points.double(), weights.double().unsqueeze(1)
+    labels = _labels(counts, len(points))
+    empty = (counts == 0).unsqueeze(1)
+    low, high = (_by_brick(inside, how, counts).masked_fill(empty, 0) for how in ("min", "max"))
+    totals = _by_brick(shares, "sum", counts, 0)
     # a brick whose weights are all 0 has its centre anywhere
-    shares = shares / totals.where(totals > 0, 1).unsqueeze(1)
-    centres = (shares * inside).sum(1)
-    variances = (shares * (inside - centres.unsqueeze(1)).square()).sum((1, 2))
+    shares = shares / totals.where(totals > 0, 1).index_select(0, labels)
+    centres = _by_brick(shares * inside, "sum", counts, 0)
+    away = (inside - centres.index_select(0, labels)).square().sum(1, keepdim=True)
+    variances = _by_brick(shares * away, "sum", counts, 0).squeeze(1)
     own = points, log_weights(weights), centres.to(points.dtype), totals.log().to(points.dtype)
-    boxes = (low + high) / 2, (high - low) / 2
-    return *own, shares.view(-1)[:total], variances, *boxes, (total - places[:, 0]).clamp(0, size)
+    return *own, shares.squeeze(1), variances, (low + high) / 2, (high - low) / 2, counts
+
+
+def _labels(counts: Tensor, total: int) -> Tensor:
+    """(N,) the brick of each point."""
+    places = torch.arange(len(counts), device=counts.device)
+    return places.repeat_interleave(counts, output_size=total)
 
 
 def _stacked(sides: list[tuple[Tensor, ...]]) -> _Stack:
@@ -227,8 +199,7 @@ def _stacked(sides: list[tuple[Tensor, ...]]) -> _Stack:
         torch.cat, zip(*sides, strict=True)
     )
     groups, wide = len(sides), points.double()
-    labels = torch.arange(len(counts), device=wide.device)
-    labels = labels.repeat_interleave(counts, output_size=len(wide))
+    labels = _labels(counts, len(wide))
     ends = counts.cumsum(0).view(groups, -1)
     return _Stack(
         fine=Cloud(points, weights),
@@ -248,43 +219,70 @@ def _stacked(sides: list[tuple[Tensor, ...]]) -> _Stack:
 
 
 def _descend(
-    p: int, lengths: list[float], edge: float, stack: _Stack
+    settings: Settings, lengths: list[float], edge: float, stack: _Stack
 ) -> tuple[Tensor, BlockSparsity]:
     """Potentials of the points, and the mask of the last update: bricks as long as they are small.
 
     At each length potentials are the mean of what they were and their updates.
     """
+    p, damping = settings.p, settings.damping
     device, fine, coarse = stack.labels.device, stack.fine, stack.coarse
     bricks = [stack.middles.shape[1]] * len(stack.sizes)
     every = all_pairs(bricks, bricks, device)
     num_coarse = max(1, sum(length > COARSE * edge for length in lengths[:-1]))
+    if settings.verbose:
+        _tell(_summary(stack, edge, lengths, num_coarse))
 
-    potential = torch.zeros_like(coarse.log_weights[:, 0])
-    potential = softmin(p, lengths[0], coarse.points, coarse, potential, every)
+    potential, first = torch.zeros_like(coarse.log_weights[:, 0]), lengths[0]
+    potential = damping(first) * softmin(p, first, coarse.points, coarse, potential, every)
     for length in lengths[:num_coarse]:
-        new = softmin(p, length, coarse.points, coarse, potential, every)
+        new = damping(length) * softmin(p, length, coarse.points, coarse, potential, every)
         potential = (potential + new) / 2
     spread = all_pairs(stack.sizes, bricks, device)
-    potential = softmin(p, lengths[num_coarse - 1], fine.points, coarse, potential, spread)
+    last = lengths[num_coarse - 1]
+    potential = damping(last) * softmin(p, last, fine.points, coarse, potential, spread)
     for length in lengths[num_coarse:]:
-        mask = mask_of(p, length, stack, potential, spread)
-        potential = (potential + softmin(p, length, fine.points, fine, potential, mask)) / 2
-    return potential, mask_of(p, lengths[-1], stack, potential, spread)
+        mask = mask_of(settings, length, stack, potential, spread)
+        new = damping(length) * softmin(p, length, fine.points, fine, potential, mask)
+        potential = (potential + new) / 2
+    return potential, mask_of(settings, lengths[-1], stack, potential, spread)
+
+
+def _summary(stack: _Stack, edge: float, lengths: list[float], num_coarse: int) -> str:
+    """What `verbose` tells of the descent."""
+    count = stack.middles.shape[1]
+    of_x, of_y = ((stack.counts[k : k + count] > 0).sum() for k in (0, count))
+    down = ", ".join(f"{length:.3g}" for length in lengths)
+    return (
+        f"{of_x} x {of_y} clusters of {max(stack.counts)} points at most, edge {edge:.3g}; lengths "
+        f"{down}, the first {num_coarse} between clusters"
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 def mask_of(
-    p: int, length: float, stack: _Stack, potential: Tensor, spread: BlockSparsity
+    settings: Settings, length: float, stack: _Stack, potential: Tensor, spread: BlockSparsity
 ) -> BlockSparsity:
-    """The bricks that hold a pair whose plan is e^−TRUNCATION or more of a_i b_j after the update.
+    """The bricks that hold a pair whose plan is e^−truncate or more of a_i b_j after the update.
 
     f_i is replaced, so what counts is its new value; `_ceiling` is no less, and known before.
     """
+    p = settings.p
     eps = length**p
     ceiling = _ceiling(p, length, stack, potential, spread)
     found = (plane_bound if p == 2 else plain_bound)(eps, stack, ceiling, potential)
-    keep = found >= -TRUNCATION * eps
+    least = -math.inf if settings.truncate is None else -settings.truncate * eps
+    keep = found >= least
     keep = keep | stack.facing(keep).mT
-    return kept_pairs(keep, stack.bounds, stack.seen)
+    mask = kept_pairs(keep, stack.bounds, stack.seen)
+    if settings.verbose:
+        sizes = stack.sizes
+        every = sum(size * sizes[k] for size, k in zip(sizes, partners(len(sizes)), strict=True))
+        _tell(f"length {length:.3g}: {100 * mask.num_pairs() / every:.3g} % of all pairs kept")
+    return mask
 
 
 def _ceiling(

@@ -1,0 +1,5 @@
+"""`Genred`, for arrays of NumPy."""
+
+from torchweft.reductions.numpy import Genred
+
+__all__ = ["Genred"]

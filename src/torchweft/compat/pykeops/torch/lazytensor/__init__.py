@@ -1,0 +1,5 @@
+"""Lazy tensors, for tensors of torch, by the path of their module."""
+
+from torchweft.compat.pykeops.torch.lazytensor import LazyTensor
+
+__all__ = ["LazyTensor"]
