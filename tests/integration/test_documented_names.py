@@ -63,3 +63,21 @@ def test_environment_variables_are_in_the_docs():
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert used
     assert not {name for name in used if f"`{name}" not in pages}
+
+
+EQUITORCH = (
+    "AlignToZWignerD AnglesToMatrix BatchRMSNorm BesselBasis CosineCutoff DenseWignerRotation "
+    "Dropout Gate IrrepWiseLinear IrrepsLinear LayerRMSNorm MeanSquaredNorm MollifierCutoff Norm "
+    "PolynomialCutoff SO2Linear SO3Linear Separable SinCos SparseWignerRotation SphericalHarmonics "
+    "SphericalToXYZ SplitIrreps SquaredNorm TensorDot TensorProduct WignerD XYZToSinCos "
+    "XYZToSpherical"
+)
+"""The modules of equitorch.nn."""
+
+
+def test_every_module_of_equitorch_is_told():
+    """And what the page names instead is there."""
+    page = (ROOT / "docs/how-to/run_equitorch_code.md").read_text(encoding="utf-8")
+    assert not {name for name in EQUITORCH.split() if f"`{name}`" not in page}
+    named = set(re.findall(r"\bo3\.(\w+)", page))
+    assert named <= set(o3.__all__)
