@@ -263,7 +263,7 @@ def test_what_multiscale_tells(capsys):
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("scale", "count"), [(None, 63), (0.5, 8), (2.0, 1)])
+@pytest.mark.parametrize(("scale", "count"), [(None, 63), (0.0, 63), (0.5, 8), (2.0, 1)])
 def test_clusters_are_about_as_large_as_asked(scale, count):
     assert len(multiscale._cut(clouds(rows=4000)[1], None, scale).counts) == count
 
@@ -281,6 +281,7 @@ SHAPE, DTYPE, BACKEND = torchweft.ShapeError, torchweft.DTypeError, torchweft.Ba
 ERRORS = {
     "reach": (given(reach=-1.0), SHAPE, r"reach is -1.0: it must be positive and finite, or None"),
     "truncate": (given(truncate=0), SHAPE, r"truncate is 0: it must be positive"),
+    "scale": (given(cluster_scale=-1.0), SHAPE, r"cluster_scale is -1.0: it must be a finite len"),
     "a cost": (given(cost=3), SHAPE, r"cost is a int: it must be a formula of X and Y, such as"),
     "cost and clusters": (
         given(cost="Norm2(X-Y)", backend="multiscale"),

@@ -146,7 +146,7 @@ def _cut(points: Tensor, labels: Tensor | None, scale: float | None) -> _Cut:
 def _brick_size(total: int, extents: Sequence[float], scale: float | None) -> int:
     """Points of a brick: tiles of rows, at most MOST of them, and edges of about `scale`."""
     tiles = max(1, -(-total // (BRICK * MOST)))
-    if scale is not None:
+    if scale:
         wanted = total / math.prod(max(1.0, extent / scale) for extent in extents)
         tiles = max(tiles, math.ceil(wanted / BRICK))
     return BRICK * tiles

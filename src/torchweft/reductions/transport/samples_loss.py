@@ -55,7 +55,7 @@ class SamplesLoss(nn.Module):
             with (B, M, D) and (B, N, D) and returns (B, M, N); with backend "online", where
             use_keops is True, a lazy tensor.
         cluster_scale: about the edge of clusters, of which there are 4096 at most, of 64 points or
-            more; None: of as few points as this allows.
+            more; None or 0: of as few points as this allows.
         debias: whether the loss of a cloud and itself is taken off, so that it is 0.
         potentials: whether, in place of the loss, calls return a pair (F, G) of the shapes of the
             weights: the dual potentials f at x and g at y, debiased less those of x and of y

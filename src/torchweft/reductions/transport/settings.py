@@ -38,13 +38,18 @@ class Settings(NamedTuple):
                 f"p is {self.p}, blur is {self.blur} and scaling {self.scaling}: p and blur must "
                 "be positive, scaling between 0 and 1. Pass a length of the data, and 0.5, say."
             )
-        for name in ("reach", "diameter", "truncate", "cluster_scale"):
+        for name in ("reach", "diameter", "truncate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ShapeError(
                     f"{name} is {value}: it must be positive and finite, or None. Pass such a "
                     "number, or leave it out."
                 )
+        if self.cluster_scale is not None and not 0 <= self.cluster_scale < math.inf:
+            raise ShapeError(
+                f"cluster_scale is {self.cluster_scale}: it must be a finite length, or None. Pass "
+                "the edge of clusters, or leave it out."
+            )
         if self.cost is not None and not (isinstance(self.cost, str) or callable(self.cost)):
             raise ShapeError(
                 f"cost is a {type(self.cost).__name__}: it must be a formula of X and Y, such as "
