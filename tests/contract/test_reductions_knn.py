@@ -100,8 +100,8 @@ SPELLINGS = {
 def test_lazy_tensors_find_neighbours_by_the_tree(monkeypatch, name):
     """Each entry of a batch, and not where the formula, the mask or the points do not fit it."""
     pytest.importorskip("numba")
-    monkeypatch.setattr(tree, "LEAST_ROWS", 1)
-    monkeypatch.setattr(tree, "LEAST_COLUMNS", 1)
+    for least in ("LEAST_ROWS", "LEAST_COLUMNS", "LEAST_PAIRS"):
+        monkeypatch.setattr(tree, least, 1)
     calls, by_tree = [], tree.nearest_by_tree
     monkeypatch.setattr(
         tree, "nearest_by_tree", lambda *given: calls.append(None) or by_tree(*given)
@@ -126,8 +126,8 @@ def test_lazy_tensors_find_neighbours_by_the_tree(monkeypatch, name):
 
 def test_nearest_uses_the_tree(monkeypatch):
     pytest.importorskip("numba")
-    monkeypatch.setattr(tree, "LEAST_ROWS", 1)
-    monkeypatch.setattr(tree, "LEAST_COLUMNS", 1)
+    for name in ("LEAST_ROWS", "LEAST_COLUMNS", "LEAST_PAIRS"):
+        monkeypatch.setattr(tree, name, 1)
     monkeypatch.setattr(knn, "_among_cells", None)
     assert_exact(draw(30, 2), draw(60, 2, seed=1), 5)
 

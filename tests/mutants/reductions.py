@@ -9,7 +9,34 @@ LAZY = "tests/contract/test_reductions_lazy.py"
 GRAPHS = "tests/contract/test_products_graphs.py"
 SAMPLES = "tests/contract/test_reductions_samples_loss.py"
 
+SOLVE = "tests/contract/test_reductions_solve.py"
+TIES = "tests/contract/test_reductions_knn.py -k ties"
+
 MUTANTS = [
+    Mutant(
+        "the default ridge ignores the dtype",
+        "return least.clamp(min=LEAST_RIDGE)",
+        "return torch.full_like(least, LEAST_RIDGE)",
+        f"{SOLVE} -k ridge",
+    ),
+    Mutant(
+        "pivots are those of the whole diagonal",
+        "left = (left - column.square()).clamp(min=0)",
+        "left = left + 0 * column",
+        f"{SOLVE} -k by_name",
+    ),
+    Mutant(
+        "bounds of boxes are of another dtype than distances",
+        "    zero = x - x  # of its dtype",
+        "    zero = x * 0  # of its dtype",
+        TIES,
+    ),
+    Mutant(
+        "boxes at the distance of the last neighbour are left out",
+        "if behind <= best[0]:",
+        "if behind < best[0]:",
+        TIES,
+    ),
     Mutant(
         "a minimum passes over NaN",
         "found = -found if first else found.where(found == found, torch.inf)",

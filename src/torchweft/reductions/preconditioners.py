@@ -14,6 +14,7 @@ U comes from BᵀB, which processes add up, in float64, and is orthogonalized tw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ class LowRank(NamedTuple):
     """P⁻¹ = 1 + U diag(weights) Uᵀ.
 
     Args:
-        basis: U, (*batch, rows, R), with orthonormal columns or columns of 0.
+        basis: U, with orthonormal columns or columns of 0: of the shape of a right-hand side,
+            (*batch, points, components), or with one component for each column of it; then R.
         weights: (*batch, R, 1).
     """
 
@@ -49,9 +51,12 @@ class LowRank(NamedTuple):
 
 def apply_low_rank(r: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
     """P⁻¹ r, for r of the shape of a right-hand side."""
-    flat = r.reshape(*basis.shape[:-1], -1)
-    inner = whole().total(basis.mT @ flat)
-    return r + (basis @ (weights * inner)).view(r.shape)
+    batch = basis.shape[: weights.dim() - 2]
+    rows = math.prod(basis.shape[len(batch) : -1])
+    columns = 1 if basis.shape[:-1] == r.shape else r.shape[-1]
+    basis = basis.reshape(*batch, rows, basis.shape[-1])
+    inner = whole().total(basis.mT @ r.reshape(*batch, rows, columns))
+    return r + (basis @ (weights * inner)).reshape(r.shape)
 
 
 @torch.no_grad()
@@ -69,7 +74,9 @@ def low_rank(name: str, matrix: KernelMatrix, rank: int, ridge: Tensor) -> LowRa
     there = whole()
     first, count = there.rows(matrix.rows)
     factor = FACTORS[name](matrix, min(rank, count), first, count, there)
-    return _diagonalized(factor, ridge, there)
+    basis, weights = _diagonalized(factor, ridge, there)
+    shape = (*matrix.batch, matrix.points, matrix.width)
+    return LowRank(basis.reshape(*shape, basis.shape[-1]), weights)
 
 
 @torch.no_grad()
@@ -84,13 +91,15 @@ def sketched(apply: Callable[[Tensor], Tensor], rhs: Tensor, rank: int, batch_di
     """
     there = whole()
     shape = rhs.shape[:batch_dims]
-    first, count = there.rows(rhs[(0,) * batch_dims].numel())
+    first, count = there.rows(math.prod(rhs.shape[batch_dims:]))
     draw = np.random.default_rng(first).standard_normal((min(rank, count), *rhs.shape))
     test = torch.from_numpy(draw).to(rhs)
     products = torch.stack([apply(v) for v in test])
     omega, y = (t.reshape(len(t), *shape, -1).movedim(0, -1).double() for t in (test, products))
     size = there.total(y.square().sum((-2, -1), keepdim=True)).sqrt()
-    return _diagonalized(_factor(y, omega, size, rhs.dtype, there), rhs.new_zeros(()), there)
+    factor = _factor(y, omega, size, rhs.dtype, there)
+    basis, weights = _diagonalized(factor, rhs.new_zeros(()), there)
+    return LowRank(basis.reshape(*rhs.shape, basis.shape[-1]), weights)
 
 
 def _nystrom(matrix: KernelMatrix, rank: int, first: int, count: int, there: Whole) -> Tensor:
@@ -166,8 +175,8 @@ def _placed(
     return row, ours, {n: there.total(t) for n, t in matrix.at(row, ours).items()}
 
 
-def _diagonalized(factor: Tensor, ridge: Tensor, there: Whole) -> LowRank:
-    """U and the weights of B (*batch, rows, R) in float64; both in the dtype of the ridge."""
+def _diagonalized(factor: Tensor, ridge: Tensor, there: Whole) -> tuple[Tensor, Tensor]:
+    """U (*batch, rows, R) and the weights of B in float64; both in the dtype of the ridge."""
     eigenvalues, vectors = torch.linalg.eigh(there.total(factor.mT @ factor))
     kept = eigenvalues > LEAST_EIGENVALUE * eigenvalues[..., -1:]
     basis = factor @ (vectors * torch.where(kept, eigenvalues, torch.inf).rsqrt()[..., None, :])
@@ -177,4 +186,4 @@ def _diagonalized(factor: Tensor, ridge: Tensor, there: Whole) -> LowRank:
     mean = mean.mean((-2, -1)) if mean.dim() > 1 else mean.mean()
     shifted = torch.where(kept, eigenvalues, torch.inf) + mean[..., None]
     weights = torch.where(kept, shifted.amin(-1, keepdim=True) / shifted - 1, 0)
-    return LowRank(basis.to(ridge.dtype), weights[..., None].to(ridge.dtype))
+    return basis.to(ridge.dtype), weights[..., None].to(ridge.dtype)

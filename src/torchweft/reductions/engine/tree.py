@@ -23,8 +23,8 @@ __all__ = ["nearest_by_tree", "neighbours", "worth_a_tree"]
 POINTS_PER_LEAF = 8
 """At most twice as many points are in a leaf."""
 
-LEAST_ROWS, LEAST_COLUMNS = 512, 1024
-"""Queries, and points, from which a tree is worth its making."""
+LEAST_ROWS, LEAST_COLUMNS, LEAST_PAIRS = 512, 1024, 2**22
+"""Queries, points, and pairs, from which a tree is worth its making and its loops' compilation."""
 
 WORK_OF_A_QUERY = 2**10
 """Multiplications that a query of one neighbour takes as long as."""
@@ -33,6 +33,7 @@ WORK_OF_A_QUERY = 2**10
 def worth_a_tree(rows: int, columns: int, dim: int, k: int) -> bool:
     """Whether a tree finds k of so many points faster than what looks at all pairs."""
     enough = rows >= LEAST_ROWS and columns >= max(LEAST_COLUMNS, k)
+    enough = enough and rows * columns >= LEAST_PAIRS
     return enough and dim <= 3 and choose(None, "cpu") == "numba"
 
 
