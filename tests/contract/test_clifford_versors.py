@@ -156,3 +156,36 @@ def test_six_dimensions_run_in_torch(backend):
     torch.testing.assert_close(weighted, expected, rtol=0, atol=0)
     weighted.sum().backward()
     torch.testing.assert_close(weight.grad.sum(), expected.sum(), rtol=0, atol=0)
+
+
+def _of(blades):
+    """Integers by blade, in float64."""
+    x = torch.zeros(8, 1, 1, dtype=torch.float64)
+    for blade, value in blades.items():
+        x[blade] = value
+    return x
+
+
+SPACE = Algebra.cl(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "y", "expected"),
+    [
+        (clifford.commutator, {4: 1}, {5: 2}, {6: -2}),  # e12 with e13
+        (clifford.commutator, {0: 3, 1: 1}, {4: 1}, {2: 1}),
+        (clifford.anticommutator, {0: 3, 1: 1}, {4: 1, 1: 2}, {0: 2, 1: 6, 4: 3}),
+        (clifford.project, {1: 1, 2: 2, 3: 3}, {4: 2}, {1: 1, 2: 2}),
+        (clifford.reject, {1: 1, 2: 2, 3: 3}, {4: 2}, {3: 3}),
+        (clifford.project, {4: 1, 5: 2, 0: 7}, {1: 1, 2: 1}, {0: 7}),
+        (clifford.meet, {4: 1}, {5: 1}, {1: 1}),  # two planes share a line
+    ],
+)
+def test_commutators_and_projections(function, x, y, expected, backend):
+    """Seen red with: the halves exchanged, a projection by b instead of its inverse."""
+    a, b = (_of(blades).movedim(0, -1).requires_grad_() for blades in (x, y))
+    found = function(a, b, SPACE, blade_dim=-1, backend=backend)
+    assert found.flatten().tolist() == _of(expected).flatten().tolist()
+    if not INTERPRETED:
+        call = functools.partial(function, algebra=SPACE, blade_dim=-1, backend=backend)
+        assert torch.autograd.gradcheck(call, (a, b))

@@ -1,4 +1,4 @@
-"""Versors: how they act, inverses, and exponential and logarithm of bivectors.
+"""Versors: how they act, inverses, projections, and exponential and logarithm of bivectors.
 
 Built of geometric products alone, so gradients of any order exist, also at 0 and at blades.
 """
@@ -7,18 +7,34 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first
-from torchweft.clifford.functions import geometric_product, grade_project, reverse
+from torchweft.clifford.functions import (
+    geometric_product,
+    grade_project,
+    left_contraction,
+    regressive,
+    reverse,
+)
 from torchweft.core.operators.operands import same_kind, widened, without_autocast
 from torchweft.errors import ShapeError
 
-__all__ = ["exp", "inverse", "log", "sandwich"]
+__all__ = [
+    "anticommutator",
+    "commutator",
+    "exp",
+    "inverse",
+    "log",
+    "meet",
+    "project",
+    "reject",
+    "sandwich",
+]
 
 TAYLOR_TERMS = 14
 """Terms of exp on [−½, ½]: the next is ½¹⁵/15!, below float64's round-off."""
@@ -50,6 +66,66 @@ def sandwich(
     left = geometric_product(r, x, algebra, blade_dim=blade_dim, backend=backend)
     turned = reverse(r, algebra, blade_dim=blade_dim, backend=backend)
     return geometric_product(left, turned, algebra, blade_dim=blade_dim, backend=backend)
+
+
+def commutator(
+    x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """½ (x y − y x): of bivectors their Lie bracket, with any x the rotation that they generate.
+
+    Args:
+        x: multivectors, (B, batch…, F).
+        y: the same layout; batch and features broadcast.
+        algebra: of the multivectors.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+
+    Two geometric products; in half precision they are rounded.
+    """
+    options: Any = {"blade_dim": blade_dim, "backend": backend}
+    both = geometric_product(x, y, algebra, **options), geometric_product(y, x, algebra, **options)
+    return (both[0] - both[1]) / 2
+
+
+def anticommutator(
+    x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """½ (x y + y x): what is left of x y without the commutator, whose arguments it has."""
+    product = geometric_product(x, y, algebra, blade_dim=blade_dim, backend=backend)
+    return product - commutator(x, y, algebra, blade_dim=blade_dim, backend=backend)
+
+
+def project(
+    x: Tensor, blade: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """(x ⌋ b) b⁻¹: the part of x inside the subspace of a blade b, of x's grades.
+
+    Args:
+        x: multivectors, (B, batch…, F).
+        blade: products of vectors, the same layout; where it has no inverse, infinite or NaN.
+        algebra: of the multivectors, n ≤ 5.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+
+    Cost: 8 geometric products, most of them for the inverse.
+    """
+    options: Any = {"blade_dim": blade_dim, "backend": backend}
+    contracted = left_contraction(x, blade, algebra, **options)
+    return geometric_product(contracted, inverse(blade, algebra, **options), algebra, **options)
+
+
+def reject(
+    x: Tensor, blade: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """x less its projection into a blade's subspace; see `project`."""
+    return x - project(x, blade, algebra, blade_dim=blade_dim, backend=backend)
+
+
+def meet(
+    x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """x ∨ y: what the subspaces of two blades share if both span the space; `regressive`."""
+    return regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
 
 
 def inverse(
