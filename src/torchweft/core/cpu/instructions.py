@@ -19,6 +19,9 @@ INDEX = ir.IntType(64)
 
 Called = Callable[[str, list[Any]], Any]
 
+OF_LLVM = ("sqrt", "sin", "cos", "exp")
+"""Functions of a number that LLVM knows; the C library has those that no instruction computes."""
+
 
 class Emitter:
     """Writes statements as instructions; LLVM keeps names in registers.
@@ -27,8 +30,10 @@ class Emitter:
         builder: of llvmlite, in the block that the statements begin in.
         real: LLVM's type of all numbers.
         known: integers that the statements read by name.
-        called: writes the call of a function of numbers; None: there are none.
+        called: writes the call of a function of numbers; None: `defined`, and those of LLVM.
         flags: of LLVM, for arithmetic on numbers.
+        defined: functions of numbers: assignments, then a return.  They share the statements'
+            names, so theirs are to be others.
     """
 
     def __init__(
@@ -38,9 +43,10 @@ class Emitter:
         known: Mapping[str, Any] | None = None,
         called: Called | None = None,
         flags: tuple[str, ...] = (),
+        defined: Mapping[str, ast.FunctionDef] | None = None,
     ) -> None:
         self.builder, self.real, self.known = builder, real, known or {}
-        self.called, self.flags = called, flags
+        self.called, self.flags, self.defined = called or self._called, flags, defined or {}
         self.arrays: dict[str, Any] = {}
         self.widths: dict[str, Any] = {}
         self.names: dict[str, Any] = {}
@@ -72,8 +78,13 @@ class Emitter:
                         self.statements(inside)
                 case ast.Assign([ast.Name(name)], value):
                     self._assign(name, value)
+                case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
+                    self._assign_all(targets, values)
                 case ast.Assign([ast.Subscript() as element], value):
-                    self.builder.store(self._value(value), self._address(element))
+                    number, place = self._value(value), self._address(element)
+                    if number.type != place.type.pointee:
+                        number = self.builder.fptrunc(number, place.type.pointee)
+                    self.builder.store(number, place)
                 case ast.AugAssign(target, operator, value):
                     self.statements([ast.Assign([target], ast.BinOp(target, operator, value))])
                 case _:
@@ -109,6 +120,13 @@ class Emitter:
         else:
             self.builder.store(self._value(value), self._room(name))
 
+    def _assign_all(self, targets: list[ast.expr], values: list[ast.expr]) -> None:
+        """Names for numbers, all of which are computed first."""
+        numbers = [self._value(value) for value in values]
+        for target, number in zip(targets, numbers, strict=True):
+            assert isinstance(target, ast.Name)
+            self.builder.store(number, self._room(target.id))
+
     def _room(self, name: str) -> Any:
         if name not in self.names:
             with self.builder.goto_entry_block():
@@ -123,16 +141,37 @@ class Emitter:
             case ast.Name(name):
                 return builder.load(self.names[name])
             case ast.Subscript():
-                return builder.load(self._address(value))
+                number = builder.load(self._address(value))
+                return number if number.type == self.real else builder.fpext(number, self.real)
             case ast.UnaryOp(ast.USub(), of):
                 return builder.fneg(self._value(of), flags=self.flags)
-            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as operator, right):
+            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as operator, right):
                 kinds = {ast.Add: builder.fadd, ast.Sub: builder.fsub, ast.Mult: builder.fmul}
-                combine = kinds[type(operator)]
+                combine = kinds.get(type(operator), builder.fdiv)
                 return combine(self._value(left), self._value(right), flags=self.flags)
-            case ast.Call(ast.Name(name), given) if self.called:
+            case ast.Call(ast.Name("where"), [ast.Compare(left, [operator], [right]), *values]):
+                compared = {ast.Lt: "<", ast.Gt: ">", ast.Eq: "=="}[type(operator)]
+                chosen = builder.fcmp_ordered(compared, self._value(left), self._value(right))
+                return builder.select(chosen, *map(self._value, values))
+            case ast.Call(ast.Name(name), given):
                 return self.called(name, [self._value(argument) for argument in given])
         raise _unknown(value)
+
+    def _called(self, name: str, given: list[Any]) -> Any:
+        """The result of a function of `defined`, written in its place, or of LLVM."""
+        if name in OF_LLVM:
+            function = self.builder.module.declare_intrinsic(f"llvm.{name}", [self.real])
+            return self.builder.call(function, given, fastmath=self.flags)
+        if name not in self.defined:
+            raise _unknown(ast.Name(name))
+        function = self.defined[name]
+        for argument, number in zip(function.args.args, given, strict=True):
+            self.builder.store(number, self._room(argument.arg))
+        *statements, last = function.body
+        self.statements(statements)
+        assert isinstance(last, ast.Return)
+        assert last.value is not None
+        return self._value(last.value)
 
     def _element(self, element: ast.Subscript) -> Any:
         """LLVM's type of an element."""

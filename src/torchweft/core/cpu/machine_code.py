@@ -57,18 +57,21 @@ class _Kind(NamedTuple):
 
 
 @functools.cache
-def machine_code(text: str) -> Callable[..., None]:
+def machine_code(text: str, flags: tuple[str, ...] = FLAGS) -> Callable[..., None]:
     """The function that a text defines.
 
     Args:
         text: a function of Python.  Each argument has a kind: `int64`; `dtype[:]` or `dtype[:, :]`
-            for tensors of int32, int64, and float32 or float64, one of the two; `dtype[:][:]` for
-            an int64 tensor of the addresses of such tensors.  Statements are
-            `name = value`, `array[index] = value`, the same with `+=`, `for counter in
-            range(integer):` of at least one run, and `for counter in range(first, end):`.  A value
-            is a number, an integer, or an array of a table; they are made of names, elements, + and
-            *, numbers of - too, and integers of // and % where none is negative.  The indices of an
-            array with two dimensions are `row, place`.
+            for tensors of int32, int64, float32 and float64; `dtype[:][:]` for an int64 tensor of
+            the addresses of such tensors.  Numbers are float64 if an array is, else float32.
+            Statements are `name = value`, `array[index] = value`, the same with `+=`, `a, b = of_a,
+            of_b` for numbers, `for counter in range(integer):` of at least one run, and `for
+            counter in range(first, end):`.  A value is a number, an integer, or an array of a
+            table; they are made of names, elements, + and *, integers of // and % where none is
+            negative, and numbers of - and /, `where(a < b, x, y)` with <, > or ==, sqrt, sin, cos,
+            exp, and functions that the text defines before: assignments, then a return, with names
+            of their own.  The indices of an array with two dimensions are `row, place`.
+        flags: of LLVM, for arithmetic on numbers.
 
     Returns:
         A function of integers and contiguous tensors, which releases Python's lock.  It does not
@@ -91,13 +94,13 @@ def machine_code(text: str) -> Callable[..., None]:
         >>> y
         tensor([4., 6.], dtype=torch.float64)
     """
-    (definition,) = ast.parse(text).body
-    assert isinstance(definition, ast.FunctionDef)
+    functions = [part for part in ast.parse(text).body if isinstance(part, ast.FunctionDef)]
+    definition = functions[-1]
     kinds = [_kind(argument) for argument in definition.args.args]
-    key = hashlib.sha256("\n".join([text, _compiler()]).encode()).hexdigest()
+    key = hashlib.sha256("\n".join([text, *flags, _compiler()]).encode()).hexdigest()
     code = kept_code(key)
     if code is None:
-        code = _compiled(definition, kinds)
+        code = _compiled(functions, kinds, flags)
         keep_code(key, code)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -143,9 +146,11 @@ def _kind(argument: ast.arg) -> _Kind:
     return _Kind(found[1], found[2])
 
 
-def _compiled(definition: ast.FunctionDef, kinds: list[_Kind]) -> bytes:
-    """The object file of a function."""
-    module = llvm.parse_assembly(str(_module(definition, kinds)))
+def _compiled(
+    functions: list[ast.FunctionDef], kinds: list[_Kind], flags: tuple[str, ...]
+) -> bytes:
+    """The object file of the last function."""
+    module = llvm.parse_assembly(str(_module(functions, kinds, flags)))
     target = _target()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
@@ -155,16 +160,20 @@ def _compiled(definition: ast.FunctionDef, kinds: list[_Kind]) -> bytes:
     return found
 
 
-def _module(definition: ast.FunctionDef, kinds: list[_Kind]) -> ir.Module:
-    """LLVM's text of a function."""
+def _module(
+    functions: list[ast.FunctionDef], kinds: list[_Kind], flags: tuple[str, ...]
+) -> ir.Module:
+    """LLVM's text of the last function."""
+    *others, definition = functions
     module = ir.Module("machine_code")
     module.triple = llvm.get_process_triple()
     types = [of for kind in kinds for of in kind.types]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), definition.name)
     entry, begin = (function.append_basic_block(name) for name in ("entry", "begin"))
     ir.IRBuilder(entry).branch(begin)
-    (real,) = {_REALS[kind.dtype] for kind in kinds if kind.dtype in _REALS}
-    emitter = Emitter(ir.IRBuilder(begin), real, flags=FLAGS)
+    real = _REALS[max(kind.dtype for kind in kinds if kind.dtype in _REALS)]
+    defined = {other.name: other for other in others}
+    emitter = Emitter(ir.IRBuilder(begin), real, flags=flags, defined=defined)
     passed = iter(function.args)
     for argument, kind in zip(definition.args.args, kinds, strict=True):
         value, *width = (next(passed) for _ in kind.types)
