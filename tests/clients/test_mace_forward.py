@@ -193,6 +193,30 @@ def test_a_force_call_has_no_gradient_by_index(variant, indices):
     assert ours.total() <= theirs.total() - 20
 
 
+@pytest.mark.parametrize("variant", ["MACE of heads", "residual"])
+def test_energies_of_graphs_have_no_sum_of_any_order(variant):
+    """On a GPU those are atomic; nodes of a graph may stand anywhere."""
+    model, data = converted(variant, torch.float32), given(variant, torch.float32)
+    ours = counted(lambda: model(dict(data), compute_force=False))
+    assert not [name for name in ours if name.startswith(("index_add", "scatter"))]
+    shuffled = dict(data) | _shuffled(data)
+    exact = tensors(converted(variant)(given(variant), compute_force=False))
+    rounded = tensors(by_class(model, dict(data), compute_force=False))
+    found = tensors(model(shuffled, compute_force=False))
+    names = ["energy"]
+    exact, rounded, found = ({n: of[n] for n in names} for of in (exact, rounded, found))
+    assert_agree(found, exact, rounded, torch.float32)
+
+
+def _shuffled(data):
+    """The same structures with their nodes in another order."""
+    count = len(data["batch"])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    place = order.argsort()
+    rows = {n: data[n].detach()[order] for n in ("positions", "node_attrs", "batch")}
+    return rows | {"edge_index": place[data["edge_index"]]}
+
+
 def test_a_mean_of_neighbours_that_is_changed_later():
     """The division is in the radial network, which is made with the first value."""
 

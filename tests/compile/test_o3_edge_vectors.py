@@ -21,13 +21,14 @@ NUMBERS = ("x_ptr", "v_ptr", "shift_ptr", "out_ptr")
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
-@pytest.mark.parametrize("call", operator.COUNT)
+@pytest.mark.parametrize("call", ["vectors", "shifted", "sums", "totals"])
 def test_kernels(call: str, dtype: str, target: str, check: Check) -> None:
     made = operator._kernel(call, 3, "", (torch.float32,), torch.device("cpu"))
-    kernel = kernels.node_sums if call == "sums" else kernels.edge_differences
+    kernel = kernels.edge_differences if call in ("vectors", "shifted") else kernels.node_sums
     constants = {key: made._shown[key] for key in kernel.arg_names if key in made._shown}
     constants |= dict.fromkeys(("shift_ptr",) if call == "vectors" else ())
     constants |= dict.fromkeys(("dst_order_ptr",) if call == "sums" else ())
+    constants |= dict.fromkeys(("src_indptr_ptr", "src_order_ptr") if call == "totals" else ())
     types = {
         key: f"*{dtype}" if key in NUMBERS else "*i32" if key.endswith("_ptr") else "i32"
         for key in kernel.arg_names

@@ -21,6 +21,7 @@ from torchweft.o3.row_programs import (
     activation_key,
     bessel_key,
     cutoff_key,
+    edge_key,
     harmonics_key,
     radial_basis_key,
     row_program,
@@ -69,6 +70,12 @@ def test_waves_compile(function: str, order: str, dtype: str) -> None:
     """Without a snapshot: for huge angles sin and cos have an array, which counts as spills."""
     program = row_program(WAVES[function] + ORDERS[order])
     compile_for(build(program, 1, dtype, "sm_90"), "sm_90")
+
+
+@pytest.mark.parametrize("order", ["", " | vjp 1 11", " | vjp 1 11 | vjp 111 1"])
+def test_functions_of_edges_compile(order: str) -> None:
+    key = edge_key(FUNCTIONS["harmonics to 3"], WAVES["radial basis"])
+    compile_for(build(row_program(key + order), 1, "fp32", "sm_90"), "sm_90")
 
 
 @pytest.mark.parametrize("order", ["weights", "gradients"])

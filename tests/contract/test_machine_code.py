@@ -1,7 +1,8 @@
 """Functions of machine code: each form against Python's own exec, and their files on disk.
 
 Seen red with: a loop of two limits that runs at least once, rows of an array that follow each other
-without its width, code that is read though its text has changed.
+without its width, code that is read though its text has changed; where with its values turned
+about, names that are written before both numbers are read.
 """
 
 import math
@@ -30,6 +31,7 @@ FORMS = {
     "limits": "for k in range(rows[0], rows[1]): y[k] = 2.0 * x[1, k] - y[k]",
     "names": "a = x[0, 1]\na += 1.0\nend = rows[1] + n * 1\ny[end] = -a",
     "parts": "for k in range(0, 4): y[k] = x[k // n, k % n]",
+    "two names": "a, b = y[1], y[2]\na, b = b, a + b\ny[0] = a\ny[3] = b",
     "sums": "total = 0.0\nfor k in range(0, n):\n    total += x[rows[k], k]\ny[0] = total",
     "steps": "for k in range(1, rows[1] + 3, 3): y[k] = 0.5 / 2.0",
     "limited": "y[min(n, rows[0])] = -1.0\ny[max(n, rows[0]) - 1] = -2.0",
@@ -64,6 +66,41 @@ def test_forms(form, index, dtype):
     names["run"](*expected)
     machine_code(text)(*found)
     assert found[1].tolist() == expected[1].tolist()
+
+
+OF_FLOAT64 = {
+    "sqrt": torch.sqrt,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "exp": torch.exp,
+    "step": lambda x: torch.where(x < 1, 0.0, 1.0),
+    "positive": lambda x: torch.where(x > 1, x, 0.0),
+    "third": lambda x: x / 3,
+    "twice": lambda x: (x * x).sqrt() * 2,
+}
+DEFINED = """
+def step(u): return where(u < 1.0, 0.0, 1.0)
+def positive(v): return where(v > 1.0, v, 0.0)
+def third(t): return 0.3333333333333333 * t
+def square(w):
+    product = w * w
+    return product
+def twice(s):
+    root = sqrt(square(s))
+    return root + root
+"""
+
+
+@pytest.mark.parametrize("name", OF_FLOAT64)
+def test_functions_of_float32_in_float64(name):
+    """Numbers are wide where that is asked for; results are rounded once."""
+    head = "def run(n: int64, x: float32[:], y: float32[:]):\n"
+    body = f"    for k in range(0, n): y[k] = {name}(float64(x[k]))\n"
+    code = machine_code(f"{DEFINED}{head}{body}", wide=True)
+    x = torch.linspace(0, 3, 9)
+    y, exact = torch.empty(9), OF_FLOAT64[name](x.double()).float()
+    code(9, x, y)
+    assert ((y - exact).abs() <= torch.finfo(torch.float32).eps * exact.abs()).all()
 
 
 def test_tables_of_arrays():

@@ -3,7 +3,7 @@
 The cases are in tests.cases.edge_vectors.
 
 Seen red with: sums of the edges that leave a node added instead of taken off, the order of sorted
-edges left out, a shift left out, a gradient of the shift alone.
+edges left out, a shift left out, a gradient of the shift alone; totals in the order of rows.
 """
 
 import pytest
@@ -14,7 +14,12 @@ from tests.cases.edge_vectors import make_case, suite
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import explain
 from torchweft.errors import ShapeError
-from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors
+from torchweft.o3.edge_vectors.operator import (
+    edge_lengths,
+    edge_vectors,
+    rows_of_totals,
+    totals,
+)
 from torchweft.o3.graph import Graph, graph_of
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.contract import BODY_CHECKS, Setting, check_values
@@ -120,3 +125,5 @@ def test_one_kernel_each_way():
     r = edge_lengths(v)
     assert names(lambda: edge_lengths(v)) == ["rows"]
     assert names(lambda: r.sum().backward()) == ["rows", "node_sums"]
+    rows, index = torch.randn(40, 1), torch.arange(40) % 3
+    assert names(lambda: totals(rows, rows_of_totals(index, 3))) == ["node_sums"]

@@ -24,6 +24,7 @@ from torchweft.o3 import pointwise
 from torchweft.o3.channelwise import operator
 from torchweft.o3.channelwise.gpu import launch
 from torchweft.o3.layers import symmetric_contraction
+from torchweft.o3.layers.harmonics_and_radial import harmonics_and_radial
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
 from torchweft.o3.symmetric import operator as symmetric_operator
@@ -119,7 +120,17 @@ def radial_basis():
     return lambda: basis(r)
 
 
+def functions_of_edges():
+    harmonics, basis, v = (
+        o3.SphericalHarmonics(range(4), True),
+        o3.RadialBasis(5.0),
+        torch.randn(EDGES, 3),
+    )
+    return lambda: harmonics_and_radial(harmonics, basis, v)
+
+
 LAYERS = {
+    "functions of edges": (functions_of_edges, ["rows"], 20),
     "network": (network, ["rows", "rows"], 61),
     "radial basis": (radial_basis, ["rows"], 18),
     "harmonics": (harmonics, ["rows"], 18),

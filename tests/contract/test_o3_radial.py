@@ -14,7 +14,9 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.testing import assert_within_bound
+from torchweft.o3.edge_vectors.operator import edge_lengths
+from torchweft.o3.layers.harmonics_and_radial import harmonics_and_radial
+from torchweft.testing import assert_as_accurate, assert_within_bound
 from torchweft.testing.doors import assert_same_bits
 
 pytestmark = pytest.mark.kernels
@@ -221,7 +223,7 @@ def test_compile_export_and_vmap():
         def forward(self, r):
             return radial(r)
 
-    r = lengths()[:, 0]
+    r = lengths()[::4, 0]  # few rows: torch's own operations on the CPU, compiled or not
     torch.compiler.reset()
     compiled = torch.compile(radial, fullgraph=True, dynamic=True, backend="aot_eager")
     assert_same_bits(compiled(r), radial(r), "compiled")
@@ -235,6 +237,36 @@ def test_compile_export_and_vmap():
     assert str(o3.PolynomialCutoff(5, 4)) == "PolynomialCutoff(r_max=5.0, p=4)"
     assert str(o3.BesselBasis(5, 4)) == "BesselBasis(r_max=5.0, num_basis=4)"
     assert str(o3.RadialBasis(5, 4)) == "RadialBasis(r_max=5.0, num_basis=4, p=6)"
+
+
+def of_edges(functions, v):
+    """Both functions, a gradient by v, and the gradient of its sine."""
+    v = v.clone().requires_grad_()
+    y, b = functions(v)
+    (d,) = torch.autograd.grad(y.sin().sum() + b.square().sum(), v, create_graph=True)
+    (second,) = torch.autograd.grad(d.sin().sum(), v)
+    return y, b, d, second
+
+
+@pytest.mark.parametrize("rows", [20, 200])
+def test_functions_of_edges_at_once(rows):
+    """As accurate as one after the other."""
+    harmonics, basis = o3.SphericalHarmonics(range(3), True, "component"), o3.RadialBasis(R_MAX, 4)
+    draws = [2 * torch.randn(rows, 3, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+
+    def apart(v):
+        return harmonics(v), basis(edge_lengths(v))
+
+    def together(v):
+        return harmonics_and_radial(harmonics, basis, v)
+
+    exact, rounded = ([of_edges(apart, d.to(t)) for d in draws] for t in (FLOAT, torch.float32))
+    for n, ours in enumerate(of_edges(together, draws[0])):
+        assert ours.dtype == torch.float32
+        noise = [(r[n] - e[n]).abs().detach() for r, e in zip(rounded, exact, strict=True)]
+        assert_as_accurate(ours, exact[0][n], torch.stack(noise))
+    *_, d, _ = of_edges(together, torch.cat([draws[0], torch.zeros(1, 3)]))
+    assert not d[-1].any()
 
 
 def test_errors():

@@ -13,7 +13,6 @@ and written once.  On the CPU a loop serves many rows.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,10 +22,9 @@ from torch import Tensor
 
 from torchweft.core import private
 from torchweft.core.backend import choose, interpreted
-from torchweft.core.cpu.loops import run
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.expressions.expr import WAVES, const, wave_series
-from torchweft.core.expressions.program import Operand, Output, Program
+from torchweft.core.expressions.expr import WAVES
+from torchweft.core.expressions.program import Operand, Program
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
@@ -45,7 +43,8 @@ from torchweft.core.printing.kernel import Frame, load_before_use
 from torchweft.core.printing.modules import printed
 from torchweft.core.printing.schedule import schedule
 from torchweft.o3.backends import chosen_backend, refuse_backend
-from torchweft.o3.row_programs import row_program
+from torchweft.o3.row_functions import functions_called
+from torchweft.o3.row_programs import result_shapes, row_program, varying
 
 __all__ = [
     "cached_rows",
@@ -62,17 +61,14 @@ ROW_WARPS = 4
 SCALARS_PER_THREAD = 4
 """Numbers that a thread computes where operands have one component: more loads are under way."""
 
-SERIES_BELOW = 4.0
-"""Arguments below which w_n is its series: the recursion above loses digits at 0."""
-
 SMALLEST_NORMAL = {"tl.float32": 1.1754943508222875e-38, "tl.float64": sys.float_info.min}
 """The smallest normal numbers; the root of a smaller one is infinite."""
 
 ROW_LOOP_DTYPES = (torch.float32, torch.float64)
 ROW_DTYPES = (*ROW_LOOP_DTYPES, torch.bfloat16, torch.float16)
 
-LOOP_FROM_NUMBERS = 2**15
-"""Numbers of a result from which on a loop is worth the seconds of its compilation."""
+LOOP_FROM_NUMBERS = 2**10
+"""Numbers of a result from which on a loop is worth the tenth of a second of its compilation."""
 
 _INTERPRETED = interpreted()
 
@@ -99,53 +95,13 @@ def source(spec: PointwiseKernelSpec) -> str:
     pointers = [operand.name for operand in spec.program.inputs if operand.name in used]
     pointers += [output.operand.name for output in spec.program.outputs]
     body = list(_body(spec))
-    helpers = {f"wave{n}": _wave(n, frame.wide) for n in range(WAVES)}
-    helpers |= {"sigmoid": _sigmoid(), "tanh": _tanh(frame.wide)}
     called = [
         frame.function(name, ["x"], lines)
-        for name, lines in helpers.items()
-        if any(f"{name}(" in line for line in body)
+        for name, lines in functions_called(body, frame.wide).items()
     ]
     parameters = [*(f"{name}_ptr" for name in pointers), "rows"]
     kernel = frame.function("rows", parameters, body, free=["rows"])
     return frame.module(spec.program.key, *called, kernel)
-
-
-def _wave(n: int, wide: bool) -> Iterator[str]:
-    """w_n by its series near 0, by w_0 and w_1 away from it."""
-    yield f"away = tl.where(x < {SERIES_BELOW}, {SERIES_BELOW}, x)"
-    yield "root = tl.sqrt(away)"
-    yield "now, following = tl.cos(root), tl.sin(root) / root"
-    for k in range(n):
-        yield f"now, following = following, ({2.0 * k + 1} * following - now) / away"
-    yield f"near = tl.where(x < {SERIES_BELOW}, x, {SERIES_BELOW})"
-    *first, last = wave_series(n, 14 if wide else 8)
-    yield f"series = near * {last!r} + {first[-1]!r}"
-    for coefficient in reversed(first[:-1]):
-        yield f"series = series * near + {coefficient!r}"
-    yield f"return tl.where(x < {SERIES_BELOW}, series, now)"
-
-
-def _sigmoid() -> Iterator[str]:
-    """By exp(-|x|), which does not overflow."""
-    yield "fallen = tl.exp(tl.where(x < 0, x, -x))"
-    yield "return tl.where(x < 0, fallen, 1.0) / (1.0 + fallen)"
-
-
-def _tanh(wide: bool) -> Iterator[str]:
-    """sinh x / √(1 + sinh² x), sinh by its series, below 1; from there on by exp(-2|x|)."""
-    yield "size = tl.where(x < 0, -x, x)"
-    yield "near = tl.where(size < 1.0, x, 0.0)"
-    yield "square = near * near"
-    *first, last = [1 / math.factorial(2 * j + 1) for j in range(10 if wide else 6)]
-    yield f"series = square * {last!r} + {first[-1]!r}"
-    for coefficient in reversed(first[:-1]):
-        yield f"series = series * square + {coefficient!r}"
-    yield "sinh = near * series"
-    yield "fallen = tl.exp(-2.0 * size)"
-    yield "far = (1.0 - fallen) / (1.0 + fallen)"
-    yield "far = tl.where(x < 0, -far, far)"
-    yield "return tl.where(size < 1.0, sinh / tl.sqrt(1.0 + sinh * sinh), far)"
 
 
 def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
@@ -164,7 +120,7 @@ def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
         if operand.name in used
         for n, at in enumerate(_addresses(operand, spec.channels))
     }
-    plan = schedule(_varying(spec.program))
+    plan = schedule(varying(spec.program))
     yield from load_before_use(plan, _dialect(frame.number), loads)
     for result, output in zip(plan.results, spec.program.outputs, strict=True):
         places = _addresses(output.operand, spec.channels)
@@ -172,16 +128,6 @@ def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
             # a stored number needs a shape, and its own dtype: alone it would be a float32
             stored = name or f"live.to({frame.number}) * {value.data!r}"
             yield f"tl.store({at}, {stored}, mask=live)"
-
-
-def _varying(program: Program) -> Program:
-    """The program with 0 in place of constant results, which no step computes."""
-    return program._replace(
-        outputs=tuple(
-            Output(of, tuple(const(0) if e.kind == "const" else e for e in components))
-            for of, components in program.outputs
-        )
-    )
 
 
 def _addresses(operand: Operand, channels: int) -> list[str]:
@@ -233,13 +179,6 @@ def _numbers(program: Program) -> int:
     return 32 * ROW_WARPS * (SCALARS_PER_THREAD if sizes == {1} else 1)
 
 
-def _shapes(program: Program, first: Tensor) -> list[tuple[int, int]]:
-    """The shape of each result: (rows, components), or (rows, any) where all have one component."""
-    rows, width = first.shape
-    here = width // program.inputs[0].size
-    return [(rows, here * output.operand.size) for output in program.outputs]
-
-
 @functools.lru_cache(maxsize=1024)
 def _kernel_body(
     program: Program, dtype: torch.dtype, device: torch.device
@@ -252,42 +191,13 @@ def _kernel_body(
 
     def body(given: Tensors) -> Results:
         first, rows = given[0], given[0].numel() // size
-        results = tuple([first.new_empty(shape) for shape in _shapes(program, first)])
+        results = tuple([first.new_empty(shape) for shape in result_shapes(program, *first.shape)])
         tensors = (*[given[n].contiguous() for n in taken], *results)
         if index is None or index == private.get_device():
             kernel(row_programs(program, rows), tensors, (rows,))
         else:
             with current_device(first):
                 kernel(row_programs(program, rows), tensors, (rows,))
-        return results
-
-    return body
-
-
-def _loop_body(program: Program) -> Callable[[Tensors], Results]:
-    """The body on the CPU: a loop in float64, for any number of rows (rows, components).
-
-    In float32 the powers of 1/|x| in derivatives would overflow for x shorter than 1e-13.
-    """
-    printed = _varying(program)
-    numbers = [
-        (n, component, e.data)
-        for n, output in enumerate(program.outputs)
-        for component, e in enumerate(output.components)
-        if e.kind == "const" and e.data
-    ]
-
-    def body(given: Tensors) -> Results:
-        rows = given[0].numel() // program.inputs[0].size
-        results = tuple([given[0].new_empty(shape) for shape in _shapes(program, given[0])])
-        if rows:
-            inputs, outputs = (
-                [t.reshape(rows, -1).T[:, :, None] for t in tensors]
-                for tensors in ([t.resolve_neg() for t in given], results)
-            )
-            run(printed, torch.float64, (rows, 1), inputs, outputs)
-            for n, component, value in numbers:  # the loop stores zeros in their place
-                outputs[n][component] = value
         return results
 
     return body
@@ -307,7 +217,7 @@ class _RowFunctionRule(ProgramRule):
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        shapes = _shapes(row_program(rest[0]), tensors[0])
+        shapes = result_shapes(row_program(rest[0]), *tensors[0].shape)
         return [tensors[0].new_empty(shape) for shape in shapes]
 
     def batch(
@@ -319,7 +229,11 @@ class _RowFunctionRule(ProgramRule):
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors like these, of any number of rows."""
     like, program = tensors[0], row_program(rest[0])
-    return _loop_body(program) if _on_cpu(like) else _kernel_body(program, like.dtype, like.device)
+    if not _on_cpu(like):
+        return _kernel_body(program, like.dtype, like.device)
+    from torchweft.o3.row_loops import loop_body  # llvmlite need not be installed
+
+    return loop_body(program, like.dtype)
 
 
 _rows = ListOperator("o3_rows", "str program", _RowFunctionRule(row_program))
@@ -375,8 +289,8 @@ def _fewest(x: Tensor, size: int) -> int:
     return -(-LOOP_FROM_NUMBERS // size) * x.shape[-1] if _on_cpu(x) else 0
 
 
-def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
-    """The result of a cached call, which is one kernel; None if the call is not cached.
+def cached_rows(called: Hashable, x: Tensor) -> Results | None:
+    """The results of a cached call, which is one kernel; None if the call is not cached.
 
     Args:
         called: the function and its arguments except x.
@@ -394,8 +308,8 @@ def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
     return _by_kernel(x, found[0])
 
 
-def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
-    """The result of a checked call, which is then cached.
+def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Results:
+    """The results of a checked call, which is then cached.
 
     Args:
         called: as in `cached_rows`; None: the call is not cached.
@@ -416,8 +330,8 @@ def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None
     return _by_kernel(x, rest)
 
 
-def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
+def _by_kernel(x: Tensor, rest: Rest) -> Results:
     if x.dim() == 2:
-        return _rows((x,), rest)[0]
-    y = _rows((x.reshape(-1, x.shape[-1]),), rest)[0]
-    return y.view(*x.shape[:-1], y.shape[1])
+        return _rows((x,), rest)
+    results = _rows((x.reshape(-1, x.shape[-1]),), rest)
+    return tuple([y.view(*x.shape[:-1], y.shape[1]) for y in results])

@@ -7,6 +7,7 @@ bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 c
 cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
 radial     each Bessel function times the cutoff
 length     √(x²+y²+z²), with gradients 0 at 0
+edge       two results: harmonics of a vector, and radial of its length
 silu       c t σ(t),  t = a x,  for numbers a and c;  likewise sigmoid, c σ(t), and tanh, c tanh t
 
 On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
@@ -31,12 +32,15 @@ __all__ = [
     "activation_key",
     "bessel_key",
     "cutoff_key",
+    "edge_key",
     "harmonics_key",
     "harmonics_scale",
     "ladder_factors",
     "ladder_seed",
     "radial_basis_key",
+    "result_shapes",
     "row_program",
+    "varying",
 ]
 
 MOST_HARMONICS_DEGREE = 6
@@ -53,7 +57,7 @@ def _harmonics(
 ) -> list[Expr]:
     degrees = [int(degree) for degree in listed.split(",")]
     u = [x, y, z]
-    square, unit = add(*(a * a for a in u)), normalize == "1"
+    square, unit = _square(x, y, z), normalize == "1"
     if unit:
         s = apply("rsqrt", square)
         u, square = [a * s for a in u], apply("sign", s)
@@ -133,14 +137,20 @@ def radial_basis_key(r_max: float, number: int, p: int) -> str:
     return f"radial {float(r_max)!r} {number} {p}"
 
 
+def edge_key(harmonics: str, radial: str) -> str:
+    """The key of harmonics of a vector and radial functions of its length, by the keys of both."""
+    return " ".join(["edge", *harmonics.split(" ")[1:], *radial.split(" ")[1:]])
+
+
 def activation_key(function: str, before: float, after: float) -> str:
     """The key of after f(before x), f one of silu, sigmoid and tanh."""
     return f"{function} {float(before)!r} {float(after)!r}"
 
 
-def _bessel(r: Expr, r_max: str, number: str) -> list[Expr]:
+def _bessel(square: Expr, r_max: str, number: str) -> list[Expr]:
+    """Of a length by its square."""
     root = math.pi / float(r_max)
-    square = const(root * root) * r * r
+    square = const(root * root) * square
     twice = const(2) * apply("wave0", square)
     before, now = const(0), apply("wave1", square)
     found = []
@@ -158,13 +168,19 @@ def _cutoff(r: Expr, r_max: str, p: str) -> list[Expr]:
     return [a * a * a * total]
 
 
-def _radial_basis(r: Expr, r_max: str, number: str, p: str) -> list[Expr]:
+def _radial_basis(r: Expr, square: Expr, r_max: str, number: str, p: str) -> list[Expr]:
     (cutoff,) = _cutoff(r, r_max, p)
-    return [function * cutoff for function in _bessel(r, r_max, number)]
+    return [function * cutoff for function in _bessel(square, r_max, number)]
 
 
-def _length(*x: Expr) -> list[Expr]:
-    return [apply("sqrt", add(*(a * a for a in x)))]
+def _square(*x: Expr) -> Expr:
+    return add(*(a * a for a in x))
+
+
+def _edge(x: Expr, y: Expr, z: Expr, *keys: str) -> tuple[list[Expr], list[Expr]]:
+    square = _square(x, y, z)
+    radial = _radial_basis(apply("sqrt", square), square, *keys[3:])
+    return _harmonics(x, y, z, *keys[:3]), radial
 
 
 def _activation(function: str, x: Expr, before: str, after: str) -> list[Expr]:
@@ -173,17 +189,23 @@ def _activation(function: str, x: Expr, before: str, after: str) -> list[Expr]:
     return [const(float(after)) * value]
 
 
-_ROOTS: dict[str, tuple[Operand, Callable[..., list[Expr]]]] = {
-    "harmonics": (Operand("x", 3, ("row",)), _harmonics),
-    "bessel": (Operand("r", 1, ("row",)), _bessel),
-    "cutoff": (Operand("r", 1, ("row",)), _cutoff),
-    "radial": (Operand("r", 1, ("row",)), _radial_basis),
-    "length": (Operand("x", 3, ("row",)), _length),
+_VECTOR, _LENGTH, _NUMBER = (
+    Operand(name, size, ("row",)) for name, size in (("x", 3), ("r", 1), ("x", 1))
+)
+
+_ROOTS: dict[str, tuple[Operand, Callable[..., Sequence[list[Expr]]]]] = {
+    "harmonics": (_VECTOR, lambda *given: [_harmonics(*given)]),
+    "bessel": (_LENGTH, lambda r, *given: [_bessel(r * r, *given)]),
+    "cutoff": (_LENGTH, lambda r, *given: [_cutoff(r, *given)]),
+    "radial": (_LENGTH, lambda r, *given: [_radial_basis(r, r * r, *given)]),
+    "length": (_VECTOR, lambda *x: [[apply("sqrt", _square(*x))]]),
+    "edge": (_VECTOR, _edge),
     **{
-        name: (Operand("x", 1, ("row",)), functools.partial(_activation, name))
+        name: (_NUMBER, lambda *given, name=name: [_activation(name, *given)])
         for name in ("silu", "sigmoid", "tanh")
     },
 }
+"""The operand of each function, and the components of its results."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,7 +215,32 @@ def row_program(name: str) -> Program:
     def root(key: str) -> Program:
         function, *arguments = key.split(" ")
         operand, components = _ROOTS[function]
-        found = tuple(components(*operand.leaves(), *arguments))
-        return Program(key, (operand,), (Output(Operand("y", len(found), ("row",)), found),))
+        results = [tuple(found) for found in components(*operand.leaves(), *arguments)]
+        outputs = [
+            Output(Operand("yz"[n], len(found), ("row",)), found) for n, found in enumerate(results)
+        ]
+        return Program(key, (operand,), tuple(outputs))
 
     return derive(name, root)
+
+
+def varying(program: Program) -> Program:
+    """The program with 0 in place of constant results, which no step computes."""
+    return program._replace(
+        outputs=tuple(
+            Output(of, tuple(const(0) if e.kind == "const" else e for e in components))
+            for of, components in program.outputs
+        )
+    )
+
+
+def result_shapes(program: Program, rows: int, width: int) -> list[tuple[int, int]]:
+    """Of each result: (rows, components), or (rows, any) where all have one component.
+
+    Args:
+        program: with a first operand (rows, width).
+        rows: number of rows.
+        width: numbers in each.
+    """
+    here = width // program.inputs[0].size
+    return [(rows, here * output.operand.size) for output in program.outputs]

@@ -80,7 +80,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "plus": plus,
     "round": _intrinsic("rint"),
     "sqrt": _intrinsic("sqrt"),
-    **{name: _intrinsic(name) for name in ("cos", "log", "pow", "sin")},
+    **{name: _intrinsic(name) for name in ("cos", "exp", "log", "pow", "sin")},
     **{name: _library(name) for name in ("acos", "asin", "atan", "atan2")},
 }
 """What a text may call, by name; of numbers of one type."""

@@ -33,8 +33,11 @@ class Emitter:
         builder: of llvmlite, in the block that the statements begin in.
         real: LLVM's type of the numbers that stand in the text.
         known: integers that the statements read by name.
-        called: writes the call of a function of numbers; None: there are none.
+        called: writes the call of a function of numbers that is not `defined`; None: there are
+            none.
         flags: of LLVM, for arithmetic on numbers.
+        defined: functions of numbers: assignments, then a return.  They share the statements'
+            names, so theirs are to be others.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class Emitter:
         known: Mapping[str, Any] | None = None,
         called: Called | None = None,
         flags: tuple[str, ...] = (),
+        defined: Mapping[str, ast.FunctionDef] | None = None,
     ) -> None:
         self.builder, self.real, self.known = builder, real, known or {}
-        self.called, self.flags = called, flags
+        self.called, self.flags, self.defined = called, flags, defined or {}
         self.arrays: dict[str, Any] = {}
         self.widths: dict[str, Any] = {}
         self.names: dict[str, Any] = {}
@@ -78,6 +82,8 @@ class Emitter:
                     self._branch(test, inside, again=isinstance(statement, ast.While))
                 case ast.Assign([ast.Name(name)], value):
                     self._assign(name, value)
+                case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
+                    self._assign_all(targets, values)
                 case ast.Assign([ast.Subscript() as element], value):
                     kind = self._element(element)
                     if isinstance(kind, ir.IntType):
@@ -161,6 +167,13 @@ class Emitter:
         else:
             self._keep(name, self._index(value) if self._is_index(value) else self._value(value))
 
+    def _assign_all(self, targets: list[ast.expr], values: list[ast.expr]) -> None:
+        """Names for numbers, all of which are computed first."""
+        numbers = [self._value(value) for value in values]
+        for target, number in zip(targets, numbers, strict=True):
+            assert isinstance(target, ast.Name)
+            self._keep(target.id, number)
+
     def _keep(self, name: str, value: Any) -> None:
         """A name stands for a value, of the type that it first had."""
         if name not in self.names:
@@ -184,16 +197,30 @@ class Emitter:
             case ast.BinOp(left, operator, right) if type(operator) in _COMBINED:
                 both = self._alike(self._value(left), self._value(right))
                 return getattr(builder, _COMBINED[type(operator)])(*both, flags=self.flags)
-            case ast.IfExp(test, chosen, other):
+            case ast.IfExp(test, chosen, other) | ast.Call(
+                ast.Name("where"), [ast.expr() as test, chosen, other]
+            ):
                 both = self._alike(self._value(chosen), self._value(other))
                 return builder.select(self._comparison(test), *both)
             case ast.Call(ast.Name("float"), [ast.Constant(str() as number)]):
                 return self.real(float(number))
             case ast.Call(ast.Name(name), [of]) if name in REALS:
                 return self._converted(self._value(of), REALS[name])
+            case ast.Call(ast.Name(name), given) if name in self.defined:
+                return self._called(self.defined[name], given)
             case ast.Call(ast.Name(name), given) if self.called:
                 return self.called(name, [self._value(argument) for argument in given])
         raise _unknown(value)
+
+    def _called(self, function: ast.FunctionDef, given: list[ast.expr]) -> Any:
+        """The result of a function, which is written in its place."""
+        for argument, value in zip(function.args.args, given, strict=True):
+            self._keep(argument.arg, self._value(value))
+        *statements, last = function.body
+        self.statements(statements)
+        assert isinstance(last, ast.Return)
+        assert last.value is not None
+        return self._value(last.value)
 
     def _converted(self, value: Any, kind: Any) -> Any:
         """A number in another type."""

@@ -54,22 +54,29 @@ class _Kind(NamedTuple):
 
 
 @functools.cache
-def machine_code(text: str) -> Callable[..., None]:
+def machine_code(
+    text: str, flags: tuple[str, ...] = FLAGS, wide: bool = False
+) -> Callable[..., None]:
     """The function that a text defines.
 
     Args:
         text: a function of Python.  Each argument has a kind: `int64`; `dtype[:]` or `dtype[:, :]`
             for tensors of int32, int64, float32 or float64; `dtype[:][:]` for an int64 tensor of
             the addresses of such tensors.  Statements are `name = value`, `array[index] = value`,
-            the same with `+=`, `for counter in range(integer):` of at least one run, `range(first,
-            end)` or `range(first, end, step)`, `while test:`, and `if test:` without an else.
+            the same with `+=`, `a, b = of_a, of_b` for numbers, `for counter in range(integer):` of
+            at least one run, `range(first, end)` or `range(first, end, step)`, `while test:`, and
+            `if test:` without an else.
             A test compares two values, or is made of tests by `and` and `or`.  A value is a number,
             an integer, or an array of a table; they are made of names, elements, +, - and *,
-            numbers of /, of `one if test else other` with one comparison and of `FUNCTIONS` too,
-            integers of min and max, and of // and % where none is negative; sums of integers are
-            not negative.  The indices of an array with two dimensions are `row, place`.
+            numbers of /, of `one if test else other` or `where(test, one, other)` with one
+            comparison, of `FUNCTIONS`, and of functions that the text defines before: assignments,
+            then a return, with names of their own; integers of min and max, and of // and % where
+            none is negative; sums of integers are not negative.  The indices of an array with two
+            dimensions are `row, place`.
             Numbers that stand in the text are of float32 where an argument is; with one of float64
             they give one of float64, which `float32(value)` and elements of arrays round.
+        flags: of LLVM, for arithmetic on numbers.
+        wide: numbers that stand in the text are of float64, whatever the arguments are.
 
     Returns:
         A function of integers and contiguous tensors, which releases Python's lock.  It does not
@@ -92,13 +99,14 @@ def machine_code(text: str) -> Callable[..., None]:
         >>> y
         tensor([4., 6.], dtype=torch.float64)
     """
-    (definition,) = ast.parse(text).body
-    assert isinstance(definition, ast.FunctionDef)
+    defined = [part for part in ast.parse(text).body if isinstance(part, ast.FunctionDef)]
+    definition = defined[-1]
     kinds = [_kind(argument) for argument in definition.args.args]
-    key = hashlib.sha256("\n".join([text, _compiler()]).encode()).hexdigest()
+    key = hashlib.sha256("\n".join([text, *flags, str(wide), _compiler()]).encode()).hexdigest()
     code = kept_code(key)
     if code is None:
-        code = _compiled(definition, kinds)
+        narrow = any(kind.dtype == "float32" for kind in kinds) and not wide
+        code = _compiled(_module(defined, kinds, flags, REALS["float32" if narrow else "float64"]))
         keep_code(key, code)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -144,9 +152,9 @@ def _kind(argument: ast.arg) -> _Kind:
     return _Kind(found[1], found[2])
 
 
-def _compiled(definition: ast.FunctionDef, kinds: list[_Kind]) -> bytes:
-    """The object file of a function."""
-    module = llvm.parse_assembly(str(_module(definition, kinds)))
+def _compiled(text: ir.Module) -> bytes:
+    """The object file of LLVM's text."""
+    module = llvm.parse_assembly(str(text))
     target = _target()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
@@ -156,17 +164,25 @@ def _compiled(definition: ast.FunctionDef, kinds: list[_Kind]) -> bytes:
     return found
 
 
-def _module(definition: ast.FunctionDef, kinds: list[_Kind]) -> ir.Module:
-    """LLVM's text of a function."""
+def _module(
+    defined: list[ast.FunctionDef], kinds: list[_Kind], flags: tuple[str, ...], real: Any
+) -> ir.Module:
+    """LLVM's text of the last function, whose numbers are `real`."""
+    *others, definition = defined
     module = ir.Module("machine_code")
     module.triple = llvm.get_process_triple()
     types = [of for kind in kinds for of in kind.types]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), definition.name)
     entry, begin = (function.append_basic_block(name) for name in ("entry", "begin"))
     ir.IRBuilder(entry).branch(begin)
-    real = REALS["float32" if any(kind.dtype == "float32" for kind in kinds) else "float64"]
     builder = ir.IRBuilder(begin)
-    emitter = Emitter(builder, real, called=functools.partial(functions.call, builder), flags=FLAGS)
+    emitter = Emitter(
+        builder,
+        real,
+        called=functools.partial(functions.call, builder),
+        flags=flags,
+        defined={other.name: other for other in others},
+    )
     passed = iter(function.args)
     for argument, kind in zip(definition.args.args, kinds, strict=True):
         value, *width = (next(passed) for _ in kind.types)

@@ -12,6 +12,7 @@ Source: mace.modules.models of mace-torch 0.3.16, and Batatia et al., arXiv:2206
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,13 @@ from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.sources import Current, extended
-from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors
+from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals, totals
 from torchweft.o3.irreps.irreps import Irreps, join, split
+from torchweft.o3.layers.harmonics_and_radial import (
+    RadialBasis,
+    SphericalHarmonics,
+    harmonics_and_radial,
+)
 
 __all__ = ["DIVIDED", "MaceForward", "MaceInteraction", "forward_serves", "rows_of_e3nn"]
 
@@ -110,14 +116,8 @@ class MaceForward:
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Features of each layer, readouts (N, heads), and energies (N,) of pair repulsion."""
         model, attributes, edge_index = self._model, data["node_attrs"], data["edge_index"]
-        repels = hasattr(model, "pair_repulsion")
-        of_elements = repels or hasattr(model.radial_embedding, "distance_transform")
-        every = extended(attributes) if of_elements else attributes
-        of_lengths = edges.lengths, every, edge_index, model.atomic_numbers
-        pair = model.pair_repulsion_fn(*of_lengths)[: attributes.shape[0]] if repels else None
+        harmonics, radial, cutoff, pair = self._functions_of_edges(data, edges.vectors)
         features, layers = model.node_embedding(attributes), []
-        harmonics = model.spherical_harmonics(edges.vectors)
-        radial, cutoff = model.radial_embedding(*of_lengths)
         for i, (interaction, product) in enumerate(
             zip(model.interactions, model.products, strict=True)
         ):
@@ -137,6 +137,21 @@ class MaceForward:
         readouts = [of(rows, heads) for of, rows in zip(model.readouts, read, strict=False)]
         return layers, readouts, pair
 
+    def _functions_of_edges(
+        self, data: Given, vectors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Harmonics, radial functions, cutoff, and energies (N,) of pair repulsion."""
+        model, attributes, edge_index = self._model, data["node_attrs"], data["edge_index"]
+        spherical, embedding = model.spherical_harmonics, model.radial_embedding
+        repels, basis = hasattr(model, "pair_repulsion"), getattr(embedding, "basis", None)
+        if not repels and type(basis) is RadialBasis and type(spherical) is SphericalHarmonics:
+            return *harmonics_and_radial(spherical, basis, vectors), None, None
+        of_elements = repels or hasattr(embedding, "distance_transform")
+        every = extended(attributes) if of_elements else attributes
+        of_lengths = edge_lengths(vectors), every, edge_index, model.atomic_numbers
+        pair = model.pair_repulsion_fn(*of_lengths)[: attributes.shape[0]] if repels else None
+        return spherical(vectors), *embedding(*of_lengths), pair
+
     def _heads(self, data: Given) -> Tensor | None:
         """(N,): the head of each node; None where there is one."""
         if self._num_heads == 1:
@@ -148,13 +163,13 @@ class MaceForward:
         self, data: Given, readouts: list[Tensor], pair: Tensor | None
     ) -> tuple[Results, Tensor]:
         """Energies as the model returns them, and the one (graphs,) that has forces."""
-        model, heads = self._model, self._heads(data)
+        model, heads, graph_sums = self._model, self._heads(data), _graph_sums(data)
         alone = _of_head(model.atomic_energies_fn(data["node_attrs"]), heads)
         if type(model).__name__ == "MACE":
             every = [_of_head(readout, heads) for readout in readouts]
             pair = torch.zeros_like(alone) if pair is None else pair
             rows = torch.stack([alone, pair, *every], -1)
-            contributions = _graph_sums(rows, data)
+            contributions = graph_sums(rows)
             energy = contributions.sum(-1)
             found: Results = {
                 "energy": energy,
@@ -164,9 +179,9 @@ class MaceForward:
             return found, energy
         nodes = _of_head(sum(readouts[1:], readouts[0]), heads)
         nodes = _scaled(model.scale_shift, nodes if pair is None else nodes + pair, heads)
-        interaction = _graph_sums(nodes, data)
+        interaction = graph_sums(nodes)
         return {
-            "energy": _graph_sums(alone, data) + interaction,
+            "energy": graph_sums(alone) + interaction,
             "node_energy": alone.double() + nodes,
             "interaction_energy": interaction,
         }, interaction
@@ -236,7 +251,6 @@ class _Wanted(NamedTuple):
 
 class _Edges(NamedTuple):
     vectors: Tensor  # (E, 3)
-    lengths: Tensor  # (E, 1)
     displacement: Tensor  # (graphs, 3, 3)
 
 
@@ -260,7 +274,7 @@ def _check_rows_are_all(rare: dict[str, bool], data: Given) -> None:
 
 
 def _edges(data: Given, call: Call, wanted: _Wanted) -> _Edges:
-    """Vectors and lengths of edges, strained by a displacement of zeros where one is wanted."""
+    """Vectors of edges, strained by a displacement of zeros where one is wanted."""
     positions, edge_index = data["positions"], data["edge_index"]
     if not compiling():
         positions.requires_grad_(True)
@@ -269,7 +283,7 @@ def _edges(data: Given, call: Call, wanted: _Wanted) -> _Edges:
     displacement = positions.new_zeros(_num_graphs(data), 3, 3)
     if not (wanted.strain or wanted.displacement):
         vectors = edge_vectors(every, graph, data["shifts"])
-        return _Edges(vectors, edge_lengths(vectors), displacement)
+        return _Edges(vectors, displacement)
     if compiling():  # a graph has no leaves of its own
         displacement = displacement + positions.sum() * 0.0
     else:
@@ -278,7 +292,7 @@ def _edges(data: Given, call: Call, wanted: _Wanted) -> _Edges:
     shifts = _by_graph(data["unit_shifts"], data["cell"].view(-1, 3, 3), graphs)
     plain = edge_vectors(every, graph, shifts)
     vectors = plain + _by_graph(plain, 0.5 * (displacement + displacement.mT), graphs)
-    return _Edges(vectors, edge_lengths(vectors), displacement)
+    return _Edges(vectors, displacement)
 
 
 def _by_graph(rows: Tensor, matrices: Tensor, graphs: Tensor) -> Tensor:
@@ -292,12 +306,13 @@ def _num_graphs(data: Given) -> int:
     return data["ptr"].numel() - 1
 
 
-def _graph_sums(x: Tensor, data: Given) -> Tensor:
-    """(graphs, …): the sum over the nodes of each graph."""
+def _graph_sums(data: Given) -> Callable[[Tensor], Tensor]:
+    """(graphs, …) of x (nodes, …): sums over the nodes of each graph, in a fixed order."""
     graphs = _num_graphs(data)
     if graphs == 1:
-        return x.sum(0, keepdim=True)
-    return x.new_zeros(graphs, *x.shape[1:]).index_add_(0, data["batch"], x)
+        return lambda x: x.sum(0, keepdim=True)
+    tables = rows_of_totals(data["batch"], graphs)
+    return lambda x: totals(x.view(x.shape[0], -1), tables).view(graphs, *x.shape[1:])
 
 
 def _of_head(x: Tensor, heads: Tensor | None) -> Tensor:

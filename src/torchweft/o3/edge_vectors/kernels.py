@@ -54,13 +54,14 @@ def node_sums(
     v_ptr, dst_indptr_ptr, dst_order_ptr, src_indptr_ptr, src_order_ptr, out_ptr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out[n, c] = Σ_{e: dst[e] = n} v[e, c] − Σ_{e: src[e] = n} v[e, c].
+    """out[n, c] = Σ_{e: dst[e] = n} v[e, c] − Σ_{e: src[e] = n} v[e, c]; no src: the first sum.
 
     A program owns a node; it adds BLOCK_E of its edges at a time, each thread always the same
     places, so that results repeat bit for bit.   Bound: memory, v read twice.
     """
     n = tl.program_id(0)
     total = _sum_of_node(v_ptr, dst_indptr_ptr, dst_order_ptr, n, WIDTH, BLOCK_E, BLOCK_C)
-    total -= _sum_of_node(v_ptr, src_indptr_ptr, src_order_ptr, n, WIDTH, BLOCK_E, BLOCK_C)
+    if src_indptr_ptr is not None:
+        total -= _sum_of_node(v_ptr, src_indptr_ptr, src_order_ptr, n, WIDTH, BLOCK_E, BLOCK_C)
     c = tl.arange(0, BLOCK_C)
     tl.store(out_ptr + n.to(tl.int64) * WIDTH + c, total, mask=c < WIDTH)

@@ -6,10 +6,12 @@
     "vectors"  v[e] = x[dst[e]] − x[src[e]]                  of x (nodes, C)
     "shifted"  v[e] = x[dst[e]] − x[src[e]] + shift[e]       of x and shift (edges, C)
     "sums"     x[n] = Σ_{dst[e] = n} v[e] − Σ_{src[e] = n} v[e]    of v (edges, C)
+    "totals"   x[n] = Σ_{dst[e] = n} v[e]                    of v (edges, C)
+    "spread"   v[e] = x[dst[e]]                              of x (nodes, C)
 
-The first is linear, and the last its transpose: each is the gradient of the other.  Tables of the
-graph stand behind the tensors; its edges are sorted by either end already, so that sums need no
-atomics.  One kernel each on a GPU, torch's own operations on the CPU.
+All are linear but "shifted"; "vectors" and "sums", "spread" and "totals" are each other's transpose
+and so gradient.  Tables of the graph stand behind the tensors; its edges are sorted by either end
+already, so that sums need no atomics.  One kernel each on a GPU, torch's own operations on the CPU.
 """
 
 from __future__ import annotations
@@ -36,11 +38,12 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.printing.modules import written
 from torchweft.o3.channelwise.operator import one_by_one
-from torchweft.o3.graph import Graph, Tables, unpack
+from torchweft.o3.graph import Graph, Tables, pack, unpack
+from torchweft.o3.mixing.operator import rows_of_elements
 from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["edge_lengths", "edge_vectors"]
+__all__ = ["edge_lengths", "edge_vectors", "rows_of_totals", "totals"]
 
 KERNELS = "torchweft.o3.edge_vectors.kernels"
 
@@ -50,8 +53,15 @@ NUMBERS_PER_PROGRAM = 512
 EDGES_PER_STEP = 32
 """Edges of a node that a program adds at a time."""
 
-COUNT = {"vectors": 1, "shifted": 2, "sums": 1}
+ROWS_PER_STEP = 256
+"""Rows of a total that a program adds at a time: fewer, longer sums."""
+
+COUNT = {"vectors": 1, "shifted": 2, "sums": 1, "totals": 1, "spread": 1}
 """Number of tensors before the tables."""
+
+TRANSPOSES = {"vectors": "sums", "shifted": "sums", "sums": "vectors"}
+TRANSPOSES |= {"totals": "spread", "spread": "totals"}
+"""The call that gives the gradient of the first tensor."""
 
 
 def edge_vectors(x: Tensor, graph: Graph, shift: Tensor | None = None) -> Tensor:
@@ -82,13 +92,40 @@ def edge_vectors(x: Tensor, graph: Graph, shift: Tensor | None = None) -> Tensor
 _calls: CallCache[CachedCall] = CallCache()
 
 
+def rows_of_totals(index: Tensor, count: int) -> Tables:
+    """The tables of sums over rows e with index[e] = n, for n below count.
+
+    Args:
+        index: (E,) integers below count, in any order.
+        count: number of sums.
+    """
+    order, starts = rows_of_elements(index, count)
+    rows = index.shape[0]
+    return Tables(rows, count, rows, dst=index, z_indptr=starts, z_edges=order)
+
+
+def totals(v: Tensor, tables: Tables) -> Tensor:
+    """x[n] = Σ_{index[e] = n} v[e], in a fixed order, without atomics.
+
+    Args:
+        v: (E, C).
+        tables: of `rows_of_totals`.
+
+    Returns:
+        (count, C) in v's dtype.  Differentiable to any order.
+    """
+    packed, present = pack(tables)
+    (found,) = _edges((v, *packed), ("totals", present, tables.num_z, tables.num_edges))
+    return found
+
+
 def edge_lengths(v: Tensor) -> Tensor:
     """|v| of each row, (E, 1) of v (E, 3); 0 has the gradient 0."""
     y = cached_rows("length", v)
     if y is not None:
-        return y
+        return y[0]
     if serves_rows(v, None, 1):
-        return first_rows("length", "length", v, None)
+        return first_rows("length", "length", v, None)[0]
     lengths: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return lengths
 
@@ -107,7 +144,7 @@ class _EdgeRule:
 
     def fake(self, tensors: Tensors, *rest: object) -> list[Tensor]:
         call, _, nodes, edges = rest
-        rows = nodes if call == "sums" else edges
+        rows = nodes if call in ("sums", "totals") else edges
         return [tensors[0].new_empty(rows, tensors[0].shape[1])]  # type: ignore[call-overload]
 
     def saved(self, results: Tensors) -> Tensors:
@@ -125,8 +162,8 @@ class _EdgeRule:
         (grad,) = grads
         found: list[Tensor | None] = [None] * len(tensors)
         if grad is not None and needed[0]:
-            turned = "vectors" if rest[0] == "sums" else "sums"
-            (found[0],) = call((grad, *tensors[COUNT[rest[0]] :]), _other(rest, turned))
+            turned = _other(rest, TRANSPOSES[rest[0]])
+            (found[0],) = call((grad, *tensors[COUNT[rest[0]] :]), turned)
         if rest[0] == "shifted" and needed[1]:
             found[1] = grad
         return found
@@ -145,7 +182,7 @@ class _EdgeRule:
             assert of_shift is not None
             return [of_shift]
         if of_shift is None:
-            plain = "sums" if rest[0] == "sums" else "vectors"
+            plain = "vectors" if rest[0] == "shifted" else rest[0]
             return call((of_x, *tables), _other(rest, plain))
         return call((of_x, of_shift, *tables), rest)
 
@@ -174,7 +211,7 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     call, present, nodes, edges = rest
     count, like = COUNT[call], tensors[0]
     run: Callable[[str, Sequence[Tensor], Tables], Tensor] = _by_torch
-    if like.is_cuda or interpreted():
+    if call != "spread" and (like.is_cuda or interpreted()):
         dtypes = tuple([t.dtype for t in tensors])
         run = functools.partial(
             _by_kernel, _kernel(call, like.shape[1], present, dtypes, like.device)
@@ -189,11 +226,15 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
 
 def _by_torch(call: str, floats: Sequence[Tensor], tables: Tables) -> Tensor:
     dtype, src, dst = floats[0].dtype, tables.src, tables.dst
+    if call == "spread":
+        assert dst is not None
+        return floats[0].index_select(0, dst)
     x, *shift = (t.to(accumulator(dtype)) for t in floats)
-    if call == "sums":
-        ends = (tables.z_indptr, tables.z_edges), (tables.x_indptr, tables.x_edges)
-        added, taken = (_segment_sums(x, *end) for end in ends)
-        return (added - taken).to(dtype)
+    if call in ("sums", "totals"):
+        found = _segment_sums(x, tables.z_indptr, tables.z_edges)
+        if call == "sums":
+            found -= _segment_sums(x, tables.x_indptr, tables.x_edges)
+        return found.to(dtype)
     assert src is not None
     assert dst is not None
     v = x.index_select(0, dst) - x.index_select(0, src)
@@ -211,14 +252,15 @@ def _kernel(
 ) -> Kernel:
     """The kernel of a call; it holds machine code, which depends on all arguments."""
     name, tile = "edge_differences", Tile((NUMBERS_PER_PROGRAM,), 4, 1)
-    if call == "sums":
-        name, tile = "node_sums", Tile((EDGES_PER_STEP, power_of_two(width)), 1, 1)
+    if call in ("sums", "totals"):
+        step = EDGES_PER_STEP if call == "sums" else ROWS_PER_STEP
+        name, tile = "node_sums", Tile((step, power_of_two(width)), 1, 1)
     return Kernel(written(KERNELS, name), (), (width,), tile)
 
 
 def _by_kernel(kernel: Kernel, call: str, floats: Sequence[Tensor], tables: Tables) -> Tensor:
     x, *shift = floats
-    sums = call == "sums"
+    sums = call in ("sums", "totals")
     out = x.new_empty(tables.num_z if sums else tables.num_edges, x.shape[1])
     with current_device(x):
         if sums:

@@ -25,6 +25,7 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import refuse_backend
+from torchweft.o3.edge_vectors.operator import edge_lengths
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
@@ -33,6 +34,7 @@ from torchweft.o3.row_programs import (
     MOST_HARMONICS_DEGREE,
     bessel_key,
     cutoff_key,
+    edge_key,
     harmonics_key,
     harmonics_scale,
     ladder_factors,
@@ -90,8 +92,8 @@ def spherical_harmonics(
         called = (type(given), given), normalize, normalization, backend
         y = cached_rows(called, x)
         if y is not None:
-            return y
-    return _first(called, _read(l, None)[0], x, normalize, normalization, backend)
+            return y[0]
+    return _first(called, x, _read(l, None)[0], normalize, normalization, backend)
 
 
 class SphericalHarmonics(torch.nn.Module):
@@ -129,9 +131,13 @@ class SphericalHarmonics(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
-        called = self._degrees, self.normalize, self.normalization, self.backend
-        y = cached_rows(called, x)
-        return _first(called, self._degrees, x, *called[1:]) if y is None else y
+        y = cached_rows(self.called, x)
+        return _first(self.called, x, *self.called) if y is None else y[0]
+
+    @property
+    def called(self) -> tuple[tuple[int, ...], bool, str, str | None]:
+        """Its arguments, as the key of its calls."""
+        return self._degrees, self.normalize, self.normalization, self.backend
 
 
 _HASHABLE = (int, str, tuple, range, Irreps)
@@ -140,8 +146,8 @@ _HASHABLE = (int, str, tuple, range, Irreps)
 
 def _first(
     called: Hashable | None,
-    degrees: tuple[int, ...],
     x: Tensor,
+    degrees: tuple[int, ...],
     normalize: bool,
     normalization: str,
     backend: str | None,
@@ -151,7 +157,9 @@ def _first(
     size = sum(2 * degree + 1 for degree in degrees)
     if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
         if serves_rows(x, backend, size):
-            return first_rows(called, harmonics_key(degrees, normalize, normalization), x, backend)
+            return first_rows(called, harmonics_key(degrees, normalize, normalization), x, backend)[
+                0
+            ]
     elif backend not in (None, "torch"):
         refuse_backend(backend, x.device.type, f"harmonics of the degrees {degrees}")
     return _evaluate(degrees, x, normalize, normalization)
@@ -304,10 +312,10 @@ class BesselBasis(torch.nn.Module):
         called = "bessel", self.r_max, self.num_basis, self.backend
         y = cached_rows(called, r)
         if y is not None:
-            return y
+            return y[0]
         check_last("r", r, 1)
-        if serves_rows(r, self.backend):
-            return first_rows(called, bessel_key(self.r_max, self.num_basis), r, self.backend)
+        if serves_rows(r, self.backend, self.num_basis):
+            return first_rows(called, bessel_key(self.r_max, self.num_basis), r, self.backend)[0]
         return _bessel(r.to(working_dtype(r.dtype)), self.r_max, self.num_basis).to(r.dtype)
 
     def extra_repr(self) -> str:
@@ -337,13 +345,13 @@ class PolynomialCutoff(torch.nn.Module):
     def forward(self, r: Tensor) -> Tensor:
         """f(r) for r of any shape, in its dtype; half precision computes in float32."""
         check_tensors(r=r)
-        if serves_rows(r, self.backend):
+        if serves_rows(r, self.backend, 1):
             called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]
-            y = cached_rows(called, rows)
-            if y is None:
-                y = first_rows(called, cutoff_key(self.r_max, self.p), rows, self.backend)
-            return y if rows is r else y.view(r.shape)
+            found = cached_rows(called, rows)
+            if found is None:
+                found = first_rows(called, cutoff_key(self.r_max, self.p), rows, self.backend)
+            return found[0] if rows is r else found[0].view(r.shape)
         t = (r.to(working_dtype(r.dtype)) / self.r_max).clamp(max=1)
         total = torch.full_like(t, self.p * (self.p + 1) / 2)
         for k in reversed(range(self.p - 1)):
@@ -392,21 +400,53 @@ class RadialBasis(torch.nn.Module):
 
     def forward(self, r: Tensor) -> Tensor:
         """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
-        called = "radial", self.r_max, self.num_basis, self.p, self.backend
-        y = cached_rows(called, r)
+        y = cached_rows(self.called, r)
         if y is not None:
-            return y
+            return y[0]
         check_last("r", r, 1)
-        if serves_rows(r, self.backend):
+        if serves_rows(r, self.backend, self.num_basis):
             key = radial_basis_key(self.r_max, self.num_basis, self.p)
-            return first_rows(called, key, r, self.backend)
+            return first_rows(self.called, key, r, self.backend)[0]
         wide, (bessel, cutoff) = r.to(working_dtype(r.dtype)), self._factors
         found: Tensor = (bessel(wide) * cutoff(wide)).to(r.dtype)
         return found
 
+    @property
+    def called(self) -> tuple[str, float, int, int, str | None]:
+        """Its arguments, as the key of its calls."""
+        return "radial", self.r_max, self.num_basis, self.p, self.backend
+
     def extra_repr(self) -> str:
         """The arguments."""
         return f"r_max={self.r_max}, num_basis={self.num_basis}, p={self.p}"
+
+
+def harmonics_and_radial(
+    harmonics: SphericalHarmonics, basis: RadialBasis, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`harmonics(v), basis(|v|)`: what potentials know of an edge, in one kernel of each order.
+
+    Args:
+        harmonics: of any degrees.
+        basis: of any size.
+        v: (E, 3).
+
+    Returns:
+        (E, harmonics.irreps_out.dim) and (E, num_basis) in v's dtype.  At v = 0 gradients of both
+        are 0 for degrees above 0 and of the length.
+    """
+    called = "edge", *harmonics.called, *basis.called
+    found = cached_rows(called, v)
+    if found is None:
+        degrees, normalize, normalization, backend = harmonics.called
+        one = (backend, basis.backend) == (None, None) and 0 < max(degrees) <= MOST_HARMONICS_DEGREE
+        if not one or not serves_rows(v, None, harmonics.irreps_out.dim):
+            return harmonics(v), basis(edge_lengths(v))
+        of_vectors = harmonics_key(degrees, normalize, normalization)
+        of_lengths = radial_basis_key(basis.r_max, basis.num_basis, basis.p)
+        found = first_rows(called, edge_key(of_vectors, of_lengths), v)
+    y, radial = found
+    return y, radial
 
 
 def soft_one_hot_linspace(
