@@ -96,7 +96,7 @@ class Net(nn.Module):
         return self.third(x, edge_index)
 
 
-def main(steps=80):
+def main(steps=60):
     """The accuracy of the trained network."""
     torch.manual_seed(0)
     turn = torch.rand(400) * 6

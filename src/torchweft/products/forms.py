@@ -124,14 +124,18 @@ def rows_as_vectors(op: str, *inputs: Tensor | None) -> tuple[list[Any], Shape] 
     (rows,) becomes (rows, 1) and (N, rows, A, B, ...) becomes (N, rows, C).  None where rows are
     vectors already, and where inputs do not go together, of which the checks of the call tell.
     """
-    found, rows = list[Any](inputs), set()
-    for slot in _VECTORS.get(op, ()):
+    slots = _VECTORS.get(op, ())
+    for slot in slots:
         given = inputs[slot]
         if not isinstance(given, Tensor) or given.dim() in (0, 2, 3) or given.is_nested:
             return None
-        rows.add(tuple(given.shape[2:]))
-        found[slot] = given.unsqueeze(-1) if given.dim() == 1 else given.flatten(2)
-    return (found, rows.pop()) if len(rows) == 1 else None
+    found: list[Any] = list(inputs)
+    rows = {tuple(found[slot].shape[2:]) for slot in slots}
+    if len(rows) != 1:
+        return None
+    for slot in slots:
+        found[slot] = found[slot].flatten(2) if found[slot].dim() > 1 else found[slot][:, None]
+    return found, rows.pop()
 
 
 Shape = tuple[int, ...]

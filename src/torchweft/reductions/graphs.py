@@ -260,7 +260,8 @@ def _cells(columns: Tensor, r: float, items: Tensor) -> Graph:
     axes = (high - low).topk(min(MOST_AXES, len(columns))).indices
     most = min(MOST_CELLS, int((2**62 // (int(items.max()) + 1)) ** (1 / len(axes))) - 3)
     size = max(r * (1 + ROUNDING), float((high - low).amax()) / most)
-    key, strides = items, list[int]()
+    key = items
+    strides: list[int] = []
     for axis in axes.tolist():
         cell = ((columns[axis] - low[axis]) / size).to(torch.int64)
         width = int(cell.max()) + 3
