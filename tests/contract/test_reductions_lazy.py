@@ -113,7 +113,7 @@ OPERATIONS = {
             (x - y).sign() + (x + y).step() + (x + y).relu() + x.round() + y.round(1)
         ),
         lambda x, y, b, p: (
-            (x - y).sign() + 1.0 * (x + y >= 0) + (x + y).relu() + x.round() + y.round(other=1)
+            (x - y).sign() + 1.0 * (x + y >= 0) + (x + y).relu() + x.round() + y.round(decimals=1)
         ),
     ),
     "clamp": (
