@@ -49,7 +49,8 @@ class KernelMatrix(NamedTuple):
     @property
     def points(self) -> int:
         """How many points this process has."""
-        return self.tensors[self.unknown.data[0]].shape[-2]
+        count: int = self.tensors[self.unknown.data[0]].shape[-2]
+        return count
 
     @property
     def rows(self) -> int:

@@ -124,13 +124,14 @@ def _factor(y: Tensor, omega: Tensor, size: Tensor, dtype: torch.dtype, there: W
     inner = there.total(omega.mT @ y)
     try:
         lower = torch.linalg.cholesky((inner + inner.mT) / 2)
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise ConvergenceError(
             "Nyström's preconditioner met a matrix that is not positive definite: rows of the "
             "operator that were drawn have a negative eigenvalue, or NaN. Check that the kernel "
             "is positive definite and its data finite, or pass preconditioner=None."
         ) from error
-    return torch.linalg.solve_triangular(lower, y.mT, upper=False).mT
+    factor: Tensor = torch.linalg.solve_triangular(lower, y.mT, upper=False).mT
+    return factor
 
 
 def _pivoted_cholesky(
@@ -157,6 +158,7 @@ def _pivoted_cholesky(
 
 
 FACTORS = {"nystrom": _nystrom, "pivoted_cholesky": _pivoted_cholesky}
+"""Functions that make B of a matrix, by the name of the preconditioner."""
 
 
 def _maximum(x: Tensor, there: Whole) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.whole import Whole, together, whole
+from torchweft.reductions.formula.node import read
 from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
 from torchweft.reductions.kernel_matrix import KernelMatrix, check_square, kernel_matrix
 from torchweft.reductions.preconditioners import (
@@ -296,7 +297,8 @@ class KernelSolve:
 
     def _matrix(self, tensors: Sequence[Tensor]) -> KernelMatrix:
         spec = self._reduction._spec
-        return kernel_matrix(spec.formula, self._unknown, spec.axis, tensors)
+        f = read(spec.formula) if isinstance(spec.formula, str) else spec.formula
+        return kernel_matrix(f, self._unknown, spec.axis, tensors)
 
     def _ridge(self, tensors: Sequence[Tensor]) -> Tensor:
         """The default ridge of each entry of the batch, (*batch, 1, 1)."""
