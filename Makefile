@@ -72,7 +72,7 @@ docs: $(DOCS_READY)  ## docs/_build/html, with every example run
 wheel: $(READY)  ## the wheel, built and tried in a venv of its own
 	.ci/try-wheel $(lastword $(RUN))
 
-clients:  ## tests with mace-torch, nequip, nequip-allegro, sevenn and spconv, in environments of their own
+clients:  ## tests with mace-torch, nequip, nequip-allegro, sevenn, spconv and lgatr, in environments of their own
 	.ci/try-clients $(PYTHON)
 
 check: $(READY)  ## every contract on this machine's GPU, with a receipt

@@ -100,8 +100,8 @@ class GradeNormalization(MultivectorModule):
 class _Steerable(MultivectorModule):
     """z = (L x + x · ν(R x)) / √2, or x · ν(R x) alone."""
 
-    normalization: GradeNormalization | None
-    linear_left: MultivectorLinear | None
+    normalization: Any  # GradeNormalization, or None
+    linear_left: Any  # MultivectorLinear, or None
 
     def __init__(
         self,
@@ -127,12 +127,15 @@ class _Steerable(MultivectorModule):
 
     def _right(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear_right(x)
-        return y if self.normalization is None else self.normalization(y)
+        if self.normalization is not None:
+            y = self.normalization(y)
+        return y
 
     def _with_first_order(self, x: Tensor, product: Tensor) -> Tensor:
         if self.linear_left is None:
             return product
-        return (self.linear_left(x) + product) * math.sqrt(0.5)
+        first: Tensor = self.linear_left(x)
+        return (first + product) * math.sqrt(0.5)
 
 
 class SteerableGeometricProduct(_Steerable):
