@@ -42,7 +42,9 @@ class SamplesLoss(nn.Module):
         diameter: the length that steps begin with; None: the diagonal of the box around x and y,
             the largest of a batch.
         scaling: what lengths shrink by from a step to the next, between 0 and 1; nearer 1 is
-            slower and nearer the maximum: {ref}`transport-accuracy` has errors of 0.5 to 0.99.
+            slower and nearer the maximum.  At a blur of 0.05 in the unit cube the default is 4 %
+            off the converged loss, 0.9 is 1 % and 0.99 0.1 %; docs/families/reductions.md has a
+            table.
         truncate: multiscale transport leaves out pairs whose plan is below e^−truncate of a_i b_j,
             so that an update is off by −ε log(1 − e^−truncate) at most; None leaves out none.
             (geomloss has 5, and looks at the plan between centroids.)
