@@ -10,6 +10,7 @@ from torchweft.core.default_dtype import default_dtype
 
 __all__ = [
     "assert_agree",
+    "begun",
     "counted",
     "default_dtype",
     "names_of",
@@ -21,6 +22,10 @@ __all__ = [
 VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "permute"}
 VIEWS |= {"transpose", "t", "unbind", "split", "split_with_sizes", "alias", "detach", "as_strided"}
 VIEWS |= {"unfold", "diagonal"}
+MEMORY = {"empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "resolve_neg"}
+MEMORY |= {"resolve_conj", "result_type", "reshape", "flatten", "matmul", "to", "_to_copy"}
+MEMORY |= {"contiguous", "narrow", "_reshape_alias", "expand_as", "numpy_T", "promote_types"}
+"""Operations that begin others, views or none."""
 
 
 def assert_agree(found, exact, rounded, dtype=torch.float64, multiple=16):
@@ -70,6 +75,32 @@ def properties(atoms, calculator):
 def operations(function):
     """The number of torch's operations of a call, without views."""
     return counted(function).total()
+
+
+def begun(function):
+    """The number of torch's operations that a call begins, but views and new memory.
+
+    By the profiler: nobody watches, so that kernels and loops serve as they do for users.
+    """
+    function()  # tables are made once, loops compiled
+    function()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as profile:
+        function()
+    return sum(
+        _computes(event) and not any(map(_computes, _around(event))) for event in profile.events()
+    )
+
+
+def _computes(event):
+    name = event.name.removeprefix("aten::").rstrip("_")
+    return event.name.startswith("aten::") and name not in VIEWS | MEMORY
+
+
+def _around(event):
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def counted(function):

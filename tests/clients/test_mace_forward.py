@@ -14,7 +14,8 @@ import torch
 
 pytest.importorskip("mace")
 
-from tests.clients.agreement import assert_agree, counted
+from tests.clients.agreement import assert_agree, begun, counted
+from tests.clients.maces import as_batch, mace, rattled
 from tests.clients.test_mace import DOUBLE, REPULSION, RESIDUAL, batch, original
 from torchweft import o3
 from torchweft.o3.adapters.mace_forward import MaceForward, MaceInteraction
@@ -191,6 +192,17 @@ def test_a_force_call_has_no_gradient_by_index(variant, indices):
     assert (ours["index"], ours["index_put"]) == (indices, 0)
     assert theirs["index_put"] >= 3
     assert ours.total() <= theirs.total() - 20
+
+
+def test_a_force_call_begins_two_fifths_of_the_operations():
+    """Of 8 atoms: harmonics and radial functions, and their gradients, are one loop each."""
+    plain, data = (
+        mace(torch.float32, max_ell=3, correlation=3),
+        as_batch(rattled(), dtype=torch.float32),
+    )
+    theirs = begun(lambda: plain(dict(data)))
+    model = o3.from_mace(plain)
+    assert begun(lambda: model(dict(data))) <= 0.4 * theirs
 
 
 @pytest.mark.parametrize("variant", ["MACE of heads", "residual"])

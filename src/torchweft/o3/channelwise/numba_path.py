@@ -20,6 +20,7 @@ from torchweft.core.explain import Launch, record, recording
 from torchweft.core.tables import Slices
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.numba_source import LoopSpec, loop_source
+from torchweft.o3.channelwise.numba_table import identity
 from torchweft.o3.channelwise.structure import (
     Block,
     Product,
@@ -113,10 +114,10 @@ def _walk(tables: Tables, owner: str) -> _Walk:
     if slices is not None:
         rows, indptr = slices.owner, slices.indptr
     dtype = next((t.dtype for t in (indptr, others) if t is not None), torch.int32)
-    identity = torch.arange(max(tables[:3]) + 1, dtype=dtype)
+    every = identity(max(tables[:3]) + 1, dtype)
     if indptr is None:
-        indptr = identity[: tables.num_edges + 1]
-    found = tuple(identity if t is None else t for t in (rows, indptr, edges, others))
+        indptr = every[: tables.num_edges + 1]
+    found = tuple(every if t is None else t for t in (rows, indptr, edges, others))
     slot, read = ("x", tables.num_x) if owner == "z" else ("z", tables.num_z)
     gathered = slot if others is not None and tables.num_edges > read else ""
     tasks = torch.from_numpy(_tasks(found[1].numpy()))

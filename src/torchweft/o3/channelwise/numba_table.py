@@ -25,7 +25,7 @@ from torchweft.o3.channelwise.structure import SLOTS, Path, Product, Structure
 from torchweft.o3.graph import Tables, check_ranges
 from torchweft.o3.irreps.wigner import entries_3j
 
-__all__ = ["prepared", "run"]
+__all__ = ["identity", "prepared", "run"]
 
 UNIT_SLOT = len(SLOTS)
 """The slot of the number 1 that replaces a missing weight; its tensor follows those of a call."""
@@ -82,8 +82,7 @@ def prepared(
     factors = factors.to(wide)
     of = next((t for t in (tables.src, tables.dst) if t is not None), None)
     index = torch.int64 if of is not None and of.dtype == torch.int64 else torch.int32
-    identity = torch.arange(tables.num_edges, dtype=index)
-    one = torch.ones(1, dtype=wide)
+    identity_rows, one = identity(tables.num_edges, index), _one(wide)
     walk = machine_code(_source(wide, index))
 
     def again(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -91,15 +90,28 @@ def prepared(
         if dtype != wide:
             values = [t.to(wide) for t in values]
         src, dst, *_ = listed((*given[count:], None))
-        src, dst = (identity if t is None else t for t in (src, dst))
+        src, dst = (identity_rows if t is None else t for t in (src, dst))
         # separate memory, aligned: bits of matrix products depend on the alignment of operands
         results = [torch.zeros(shape, dtype=wide) for shape in shapes]
         tensors = torch.tensor([t.data_ptr() for t in (*values, one, *results)])
-        rows_of = torch.tensor([t.data_ptr() for t in (src, identity, dst, identity, identity)])
+        rows = (src, identity_rows, dst, identity_rows, identity_rows)
+        rows_of = torch.tensor([t.data_ptr() for t in rows])
         walk(tables.num_edges, kinds, products, factors, tensors, strides, rows_of)
         return tuple(results if dtype == wide else [t.to(dtype) for t in results])
 
     return again
+
+
+@functools.lru_cache(maxsize=8)
+def identity(count: int, dtype: torch.dtype) -> Tensor:
+    """0 .. count − 1: the table of rows that are read in their order; never written to."""
+    return torch.arange(count, dtype=dtype, device="cpu")
+
+
+@functools.cache
+def _one(dtype: torch.dtype) -> Tensor:
+    """The number 1, in place of factors that are absent."""
+    return torch.ones(1, dtype=dtype, device="cpu")
 
 
 @functools.lru_cache(maxsize=256)
