@@ -231,8 +231,8 @@ MUTANTS = [
     ),
     Mutant(
         "machine code: what is on disk serves every text",
-        'key = hashlib.sha256("\\n".join([text, _compiler()]).encode()).hexdigest()',
-        "key = hashlib.sha256(_compiler().encode()).hexdigest()",
+        '"\\n".join([text, *flags, str(wide), _compiler()]).encode()',
+        "_compiler().encode()",
         "tests/contract/test_machine_code.py",
     ),
 ]

@@ -166,8 +166,8 @@ MUTANTS = [
     ),
     Mutant(
         "points weigh one over the number of a rank's",
-        "counts = (max(1, whole().number(z.shape[-2:-1].numel())) for z in args)",
-        "counts = (max(1, z.shape[-2:-1].numel()) for z in args)",
+        "count = max(1, whole().number(points.shape[-2:-1].numel()))",
+        "count = max(1, points.shape[-2:-1].numel())",
         f"{ALL_PAIRS} -k losses",
     ),
     Mutant(

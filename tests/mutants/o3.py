@@ -159,8 +159,8 @@ MUTANTS = [
     ),
     Mutant(
         "the kernel of a radial basis has no cutoff",
-        "return [function * cutoff for function in _bessel(r, r_max, number)]",
-        "return _bessel(r, r_max, number)",
+        "return [function * cutoff for function in _bessel(square, r_max, number)]",
+        "return _bessel(square, r_max, number)",
         RADIAL,
         kernels=True,
     ),
@@ -318,8 +318,8 @@ MUTANTS = [
     ),
     Mutant(
         "edges that leave a node are added to those that reach it",
-        "(added - taken)",
-        "(added + taken)",
+        "found -= _segment_sums(x, tables.x_indptr",
+        "found += _segment_sums(x, tables.x_indptr",
         f"{EDGES} -k values",
     ),
     Mutant(
