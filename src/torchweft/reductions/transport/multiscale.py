@@ -132,7 +132,7 @@ def _cut(points: Tensor, labels: Tensor | None, scale: float | None) -> _Cut:
     """Bricks of the labels, or of equally many points and edges of about `scale`."""
     if labels is not None:
         found, order = labels.sort(stable=True)
-        counts = found.unique_consecutive(return_counts=True)[1]
+        counts = found.unique_consecutive(return_counts=True)[1]  # type: ignore[no-untyped-call]
         return _Cut(order, counts, scale or _widest(points[order], counts))
     total, extents = len(points), (points.amax(0) - points.amin(0)).tolist()
     size = _brick_size(total, extents, scale)
