@@ -9,6 +9,9 @@ VERSORS = "tests/contract/test_clifford_versors.py"
 LAYERS = "tests/contract/test_clifford_nn.py"
 CEGNN = "tests/contract/test_clifford_cegnn.py"
 HOST = "tests/contract/test_clifford_host.py"
+EMBEDDING = "tests/contract/test_clifford_embedding.py"
+GATR = "tests/integration/test_clifford_gatr_layers.py"
+CEGNN_NETWORKS = "tests/integration/test_clifford_cegnn_networks.py"
 
 MUTANTS = [
     Mutant(
@@ -119,5 +122,23 @@ MUTANTS = [
         "    if known is None or type(algebra) is not Algebra or blade_dim not in (0, -1):",
         "    if known is None or blade_dim not in (0, -1):",
         HOST,
+    ),
+    Mutant(
+        "a plane lies on the other side of the origin",
+        "return _multivector([1, -distance, *n, 11], blade_dim)",
+        "return _multivector([1, distance, *n, 11], blade_dim)",
+        EMBEDDING,
+    ),
+    Mutant(
+        "a grid's rows are its columns",
+        "along_rows = i % 2",
+        "along_rows = (i + 1) % 2",
+        GATR,
+    ),
+    Mutant(
+        "gates of grades in the order of features",
+        "torch.unflatten(numbers, -1, (-1, self.algebra.n + 1)).movedim(-1, 0)",
+        "torch.unflatten(numbers, -1, (self.algebra.n + 1, -1)).movedim(-2, 0)",
+        CEGNN_NETWORKS,
     ),
 ]
