@@ -6,6 +6,7 @@ contraction that reads copies as components, weights copied, a block that is not
 """
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.maces import dense
 from torchweft import o3
 from torchweft.core.recorded import Run
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.adapters import interactions
+from torchweft.o3.adapters import allegro, interactions
 from torchweft.o3.adapters.model_call import Call
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
@@ -371,3 +372,25 @@ def test_weights_by_element_are_read_as_they_are(monkeypatch):
     layer(x, torch.eye(2)[[0, 1, 1, 0, 1, 0]])
     assert len(given) == 1
     assert given[0] is layer.weight
+
+
+@pytest.mark.parametrize("edges", [0, 3])
+def test_products_of_allegro_without_edges(edges):
+    """A structure whose atoms have no neighbours.   Seen red with: sizes that torch is to find."""
+    irreps = o3.Irreps("1x0e+1x1o")
+    facts = {"mul": 2, "num_paths": 1, "base_dim1": 4, "base_dim2": 4, "instructions": [(1, 0, 0)]}
+    of = SimpleNamespace(**facts, irreps_in1=irreps, irreps_in2=irreps, irreps_out=o3.Irreps("1o"))
+    layer = allegro._Contracter(of)
+    layer.weights = torch.nn.Parameter(torch.ones(2))
+    index = torch.zeros(edges, dtype=torch.int64)
+    assert layer(torch.ones(edges, 2, 4), torch.ones(1, 2, 4), index).shape == (edges, 2, 3)
+    channels = allegro._WeightedChannels(
+        SimpleNamespace(
+            weight_numel=4,
+            multiplicity_out=2,
+            alpha=1.0,
+            _num_irreps=2,
+            _rtoi=torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]]),
+        )  # fmt: skip
+    )
+    assert channels(torch.ones(edges, 4), torch.ones(edges, 4)).shape == (edges, 2, 4)

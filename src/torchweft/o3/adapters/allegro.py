@@ -124,7 +124,7 @@ class _Contracter(nn.Module):
         first = _turned(x1, self.mul, self.base_dim1)
         second = _turned(x2, self.mul, self.base_dim2).index_select(0, idxs)
         z = self.product.forward(first, second, self._flat_weights())
-        return z.view(z.shape[0], -1, self.mul).transpose(1, 2)
+        return z.view(z.shape[0], z.shape[1] // self.mul, self.mul).transpose(1, 2)
 
     def _flat_weights(self) -> Tensor:
         """(paths · channels,) of the parameter: (channels, paths), or without either dimension."""
@@ -138,7 +138,9 @@ class _Contracter(nn.Module):
 
 def _turned(x: Tensor, channels: int, components: int) -> Tensor:
     """(rows, components · channels) of (rows, channels, components)."""
-    return x.reshape(-1, channels, components).transpose(1, 2).reshape(-1, components * channels)
+    rows = x.numel() // (channels * components)  # torch finds no size of an empty tensor
+    turned = x.reshape(rows, channels, components).transpose(1, 2)
+    return turned.reshape(rows, components * channels)
 
 
 class _WeightedChannels(nn.Module):
@@ -158,6 +160,6 @@ class _WeightedChannels(nn.Module):
 
     def forward(self, edge_attr: Tensor, weights: Tensor) -> Tensor:
         """(E, channels, D), a view of (E, D, channels), of harmonics (E, D) and weights."""
-        w = weights.view(-1, self.multiplicity_out, self._num_irreps).transpose(1, 2)
+        w = weights.view(weights.shape[0], self.multiplicity_out, self._num_irreps).transpose(1, 2)
         y = edge_attr if self.alpha == 1 else edge_attr * self.alpha
         return (w.index_select(1, self.component) * y.unsqueeze(-1)).transpose(1, 2)
