@@ -1,8 +1,6 @@
 """L-GATr 2's networks in ours: outputs, gradients of inputs and of parameters, also in training.
 
-In float64, with errors by the original's own in float32.  Seen red with: keys and values exchanged,
-gains of grades not transposed, layers numbered as the original numbers them, dropout of the whole
-multivector.
+In float64, with errors by the original's own in float32.
 """
 
 import pytest

@@ -1,7 +1,6 @@
 """Points, planes, motions, vectors and numbers in multivectors: GATr's and L-GATr's conventions.
 
-Numbers of blades were printed by the originals.  Seen red with: a translator of twice the shift, a
-quaternion's real part first, a plane at minus its distance.
+Numbers of blades were printed by the originals.
 """
 
 import math

@@ -1,8 +1,6 @@
 """CEGNN's published networks and steerable layers with its checkpoints: its own numbers come out.
 
 The expected numbers were printed by the originals, in float64 and with the same parameters.
-Seen red with: a fully connected weight not transposed, gates of blades in the order of features,
-√½ without a first order, a table of no module taken for a linear map.
 """
 
 import pytest
