@@ -6,6 +6,7 @@ HOOK = "tests/contract/test_compat.py"
 SPCONV = "tests/contract/test_compat_spconv.py"
 TORCHSPARSE = "tests/contract/test_compat_torchsparse.py"
 MINKOWSKI = "tests/contract/test_compat_minkowski.py"
+SCATTER = "tests/contract/test_compat_torch_scatter.py"
 MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
 
 MUTANTS = [
@@ -141,5 +142,23 @@ MUTANTS = [
         "        count = int(samples.max()) + 1 if len(samples) else 0",
         "        count = 0",
         MINKOWSKI_TENSORS,
+    ),
+    Mutant(
+        "places are numbers of the joined table",
+        "(place // self.inner % max(count, 1)).masked_fill(none, count)",
+        "place.masked_fill(none, count)",
+        f"{SCATTER} -k every_shape",
+    ),
+    Mutant(
+        "lists of bounds have one offset",
+        "torch.arange(len(bounds), device=indptr.device).unsqueeze(1) * count",
+        "torch.arange(len(bounds), device=indptr.device).unsqueeze(1) * 0",
+        f"{SCATTER} -k sorted_rows",
+    ),
+    Mutant(
+        "means of integers are rounded to zero",
+        'total.div_(number, rounding_mode="floor")',
+        'total.div_(number, rounding_mode="trunc")',
+        f"{SCATTER} -k out_holds",
     ),
 ]
