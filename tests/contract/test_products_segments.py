@@ -121,6 +121,11 @@ def test_the_first_of_equal_rows_has_the_gradient(backend):
         expected = torch.zeros(7, 1)
         expected[first, 0] = torch.tensor([1.0, 2.0, 3.0])
         assert_same_bits(gradient, expected, name)
+    hub = torch.zeros(600, 1)
+    hub[[417, 500]] = 1.0
+    z = products.segment_max(hub.requires_grad_(), torch.zeros(600).long(), backend=backend)
+    (gradient,) = torch.autograd.grad(z.sum(), hub)
+    assert gradient.nonzero().tolist() == [[417, 0]]
 
 
 @kernels

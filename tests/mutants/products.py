@@ -147,7 +147,7 @@ MUTANTS = [
         "the pieces of a long segment are taken for its rows",
         "return [best, places.gather(0, piece)]",
         "return [best, piece]",
-        f"{SEGMENTS} -k 'hub and max'",
+        f"{SEGMENTS} -k equal_rows",
         kernels=True,
     ),
     Mutant(
