@@ -17,6 +17,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.products import kernels, tiles
+from torchweft.products.segments import kernels as segments
 from torchweft.testing.compiler import TARGETS, Build
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -109,7 +110,25 @@ def split() -> Build:
     return Build(kernels.split_kernel, types, constants, {"num_warps": 4}, ("K", "C"))
 
 
+def extreme(element: str, wide: bool = False) -> Build:
+    """The maximum of each segment, 64 channels."""
+    size = {"fp32": 4, "bf16": 2, "i64": 8}[element]
+    fill = -(2**63) if element == "i64" else None
+    blocks = {"BLOCK_R": 2048 // size // 64, "BLOCK_C": 64}
+    constants = {"LARGEST": True, "WIDE": wide, "FILL": fill, "STEPS": 4, "stride_xc": 1}
+    pointers = {"x_ptr": element, "value_ptr": element, "place_ptr": "i64"}
+    pointers |= {"indptr_ptr": "i32", "order_ptr": "i32"}
+    types = {name: f"*{kind}" for name, kind in pointers.items()}
+    types |= dict.fromkeys(("M", "T", "C", "stride_xr"), "i32")
+    options = {"num_warps": 4, "num_stages": 3}
+    made = (segments.extreme_kernel, types, constants | blocks, options, ("C", "stride_xr"))
+    return Build(*made, wide_loads=True)
+
+
 ROWS = {
+    "max fp32": extreme("fp32"),
+    "max bf16, many rows": extreme("bf16", wide=True),
+    "max of integers": extreme("i64"),
     "mul fp32, one entry": rows("mul", "fp32", 1),
     "mul bf16, segments": rows("mul", "bf16", 8),
     "vecsca fp32, segments": rows("vecsca", "fp32", 32),

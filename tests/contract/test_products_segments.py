@@ -121,6 +121,11 @@ def test_the_first_of_equal_rows_has_the_gradient(backend):
         expected = torch.zeros(7, 1)
         expected[first, 0] = torch.tensor([1.0, 2.0, 3.0])
         assert_same_bits(gradient, expected, name)
+    hub = torch.zeros(600, 1)
+    hub[[417, 500]] = 1.0
+    z = products.segment_max(hub.requires_grad_(), torch.zeros(600).long(), backend=backend)
+    (gradient,) = torch.autograd.grad(z.sum(), hub)
+    assert gradient.nonzero().tolist() == [[417, 0]]
 
 
 @kernels
@@ -235,3 +240,29 @@ def test_errors():
     products.segment_sum(x, indptr=torch.tensor([0, 2]))
     with pytest.raises(Exception, match=r"num_segments is None inside torch.compile"):
         torch.compile(products.segment_sum, backend="eager", fullgraph=True)(x, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ten_million_edges(backend):
+    """A hub of a million edges, nodes without any; sums of small integers are exact."""
+    if INTERPRETED:
+        pytest.skip("an interpreted program takes a millisecond")
+    edges, nodes = 10_000_000, 300_000
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, nodes - 1000, (edges,), generator=generator)
+    index[::10] = 7
+    x = torch.randint(-8, 8, (edges, 1), generator=generator)
+    z = reduce("sum", x.float(), index, num_segments=nodes, backend=backend)
+    exact = torch.zeros(nodes, 1, dtype=torch.int64).index_add(0, index, x)
+    assert_same_bits(z, exact.float(), "sums")
+    rows = x.float().requires_grad_()
+    greatest = reduce("max", rows, index, num_segments=nodes, backend=backend)
+    expected = torch.full((nodes, 1), -INF).scatter_reduce(0, index[:, None], x.float(), "amax")
+    assert_same_bits(greatest.detach(), expected, "maxima")
+    (gradient,) = torch.autograd.grad(greatest[index.unique()].sum(), rows)
+    assert_same_bits(gradient.sum(), torch.tensor(float(len(index.unique()))), "one for each")
+    shares = reduce("softmax", x.double(), index, num_segments=nodes, backend=backend)
+    whole = reduce("sum", shares, index, num_segments=nodes, backend=backend)
+    error = (whole[index.unique()] - 1).abs().max()
+    assert error < edges * torch.finfo(torch.float64).eps

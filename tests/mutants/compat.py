@@ -7,6 +7,7 @@ SPCONV = "tests/contract/test_compat_spconv.py"
 TORCHSPARSE = "tests/contract/test_compat_torchsparse.py"
 PYKEOPS = "tests/contract/test_compat_pykeops.py"
 MINKOWSKI = "tests/contract/test_compat_minkowski.py"
+SCATTER = "tests/contract/test_compat_torch_scatter.py"
 MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
 
 MUTANTS = [
@@ -154,5 +155,23 @@ MUTANTS = [
         '"laplacian": lambda xp, q: -0.5 / xp.sqrt(q)',
         '"laplacian": lambda xp, q: -0.5 / (1 + q)',
         PYKEOPS,
+    ),
+    Mutant(
+        "places are numbers of the joined table",
+        "(place // self.inner % max(count, 1)).masked_fill(none, count)",
+        "place.masked_fill(none, count)",
+        f"{SCATTER} -k every_shape",
+    ),
+    Mutant(
+        "lists of bounds have one offset",
+        "torch.arange(len(bounds), device=indptr.device).unsqueeze(1) * count",
+        "torch.arange(len(bounds), device=indptr.device).unsqueeze(1) * 0",
+        f"{SCATTER} -k sorted_rows",
+    ),
+    Mutant(
+        "means of integers are rounded to zero",
+        'total.div_(number, rounding_mode="floor")',
+        'total.div_(number, rounding_mode="trunc")',
+        f"{SCATTER} -k out_holds",
     ),
 ]

@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 VALUES = "tests/contract/test_products.py"
 ERRORS = "tests/contract/test_products_errors.py"
+SEGMENTS = "tests/contract/test_products_segments.py"
 
 MUTANTS = [
     Mutant(
@@ -122,5 +123,49 @@ MUTANTS = [
         "for c0 in range(0, tl.minimum(C, BLOCK_C), BLOCK_C):",
         f"{VALUES} -k inner",
         kernels=True,
+    ),
+    Mutant(
+        "numba leaves the last channels out of a sum",
+        "(width % {CHANNELS} + {CHANNELS - 1}) // {CHANNELS}",
+        "(width % {CHANNELS}) // {CHANNELS}",
+        f"{VALUES} -k 'mul and numba'",
+    ),
+    Mutant(
+        "numba takes the last of equal rows",
+        "better = new > best if largest else new < best",
+        "better = new >= best if largest else new <= best",
+        f"{SEGMENTS} -k 'equal_rows and numba'",
+    ),
+    Mutant(
+        "the kernel takes a segment of -inf for an empty one",
+        "(place == T) | ((x != x)",
+        "((x != x)",
+        f"{SEGMENTS} -k equal_rows",
+        kernels=True,
+    ),
+    Mutant(
+        "the pieces of a long segment are taken for its rows",
+        "return [best, places.gather(0, piece)]",
+        "return [best, piece]",
+        f"{SEGMENTS} -k equal_rows",
+        kernels=True,
+    ),
+    Mutant(
+        "the torch path loses NaN",
+        "found = (x == best.gather(0, where)) | (x != x)",
+        "found = x == best.gather(0, where)",
+        f"{SEGMENTS} -k 'finite and torch'",
+    ),
+    Mutant(
+        "log Σ exp subtracts infinite maxima",
+        "top = top.masked_fill(top.isinf(), 0)",
+        "top = top + 0",
+        f"{SEGMENTS} -k finite",
+    ),
+    Mutant(
+        "a mean's sum is formed in 16 bits",
+        "total = given.sum(given.rows.to(accumulator(x.dtype)))",
+        "total = given.sum(given.rows)",
+        f"{SEGMENTS} -k range_of_its_rows",
     ),
 ]
