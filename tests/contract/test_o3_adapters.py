@@ -391,6 +391,6 @@ def test_products_of_allegro_without_edges(edges):
             alpha=1.0,
             _num_irreps=2,
             _rtoi=torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]]),
-        )  # fmt: skip
+        )
     )
     assert channels(torch.ones(edges, 4), torch.ones(edges, 4)).shape == (edges, 2, 4)

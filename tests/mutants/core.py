@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         "machine code: what is on disk serves every text",
-        'key = hashlib.sha256("\\n".join([text, _compiler()]).encode()).hexdigest()',
+        'key = hashlib.sha256("\\n".join([text, *flags, _compiler()]).encode()).hexdigest()',
         "key = hashlib.sha256(_compiler().encode()).hexdigest()",
         "tests/contract/test_machine_code.py",
     ),

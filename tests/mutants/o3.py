@@ -159,8 +159,8 @@ MUTANTS = [
     ),
     Mutant(
         "the kernel of a radial basis has no cutoff",
-        "return [function * cutoff for function in _bessel(r, r_max, number)]",
-        "return _bessel(r, r_max, number)",
+        "return [function * cutoff for function in _bessel(square, r_max, number)]",
+        "return _bessel(square, r_max, number)",
         RADIAL,
         kernels=True,
     ),
@@ -318,8 +318,8 @@ MUTANTS = [
     ),
     Mutant(
         "edges that leave a node are added to those that reach it",
-        "(added - taken)",
-        "(added + taken)",
+        "found -= _segment_sums",
+        "found += _segment_sums",
         f"{EDGES} -k values",
     ),
     Mutant(
@@ -361,5 +361,17 @@ MUTANTS = [
         "w = acc.to(",
         MIXING,
         kernels=True,
+    ),
+    Mutant(
+        "totals are of the rows as they stand",
+        "z_indptr=starts, z_edges=order)",
+        "z_indptr=starts)",
+        f"{EDGES} -k totals",
+    ),
+    Mutant(
+        "rows behind the last whole tile are left out",
+        "        if rest:\n            run(0, 1",
+        "        if rest > TILE:\n            run(0, 1",
+        "tests/contract/test_o3_harmonics_loops.py -k radial_functions",
     ),
 ]

@@ -96,8 +96,8 @@ def _text(program: Program, dtype: str) -> tuple[str, tuple[int, int]]:
     compute += [f"found[{at} * {TILE} + q] = {name}" for at, name in enumerate(kept)]
     places = iter(range(len(kept)))
     for result, output in zip(results, program.outputs, strict=True):
-        for c, (name, value) in enumerate(zip(result.names, output.components, strict=True)):
-            number = f"found[{next(places)} * {TILE} + q]" if name else repr(value.data)
+        for c, (shown, value) in enumerate(zip(result.names, output.components, strict=True)):
+            number = f"found[{next(places)} * {TILE} + q]" if shown else repr(value.data)
             store.append(f"out_{result.operand}[n * {len(result.names)} + {c}] = {number}")
     lines = [*_functions(compute), _head(program, dtype), *_loops(load, compute, store)]
     return "\n".join(lines) + "\n", (len(leaves) or 1, len(kept) or 1)
