@@ -1,9 +1,8 @@
 """The stand-in for torch_scatter: its names, its conventions of shapes and `out=`, its results.
 
 Expected numbers are loops over the entries.  The original's own tests (1,388 of them) were run
-beside it by hand.  Seen red with: an index of src's shape taken by its first column, places
-numbered in the joined table, `out` overwritten by an extreme that is as great, bounds of one list
-read into the next, and a mean of integers rounded to nearest.
+beside it by hand.  Seen red with: places numbered in the joined table, bounds of one list read into
+the next, and a mean of integers rounded to zero.
 """
 
 import itertools

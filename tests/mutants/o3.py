@@ -362,4 +362,16 @@ MUTANTS = [
         MIXING,
         kernels=True,
     ),
+    Mutant(
+        "totals are of the rows as they stand",
+        "z_indptr=starts, z_edges=order)",
+        "z_indptr=starts)",
+        f"{EDGES} -k totals",
+    ),
+    Mutant(
+        "rows behind the last whole tile are left out",
+        "        if rest:\n            run(0, 1",
+        "        if rest > TILE:\n            run(0, 1",
+        "tests/contract/test_o3_harmonics_loops.py -k radial_functions",
+    ),
 ]
