@@ -1,7 +1,7 @@
 """The contract of reductions over segments; the cases are in tests.cases.segments.
 
-Seen red with: the last of equal rows taken, NaN lost where it comes first, an all -inf segment taken
-for an empty one, a hub's pieces numbered as rows, and a mean's sum formed in float16.
+Seen red with: the last of equal rows taken, NaN lost where it comes first, an all -inf segment
+taken for an empty one, a hub's pieces numbered as rows, and a mean's sum formed in float16.
 """
 
 import functools
