@@ -345,9 +345,9 @@ class PolynomialCutoff(torch.nn.Module):
     def forward(self, r: Tensor) -> Tensor:
         """f(r) for r of any shape, in its dtype; half precision computes in float32."""
         check_tensors(r=r)
-        if serves_rows(r, self.backend, 1):
+        rows = r if r.shape[-1:] == (1,) else r[..., None]
+        if serves_rows(rows, self.backend, 1):
             called = "cutoff", self.r_max, self.p, self.backend
-            rows = r if r.shape[-1:] == (1,) else r[..., None]
             found = cached_rows(called, rows)
             if found is None:
                 found = first_rows(called, cutoff_key(self.r_max, self.p), rows, self.backend)
