@@ -219,7 +219,8 @@ def test_suites_and_peers_load(monkeypatch):
     assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
     names = [peer.NAME for peer in load_peers()]
     assert names == [
-        *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "LunaEquivariance"),
+        *("torch eager", "torch.compile", "torch segments"),
+        *("cuEquivariance", "OpenEquivariance", "LunaEquivariance"),
         *(
             "FastMACE",
             "e3nn",
