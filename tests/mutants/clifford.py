@@ -131,8 +131,8 @@ MUTANTS = [
     ),
     Mutant(
         "a grid's rows are its columns",
-        "along_rows = i % 2",
-        "along_rows = (i + 1) % 2",
+        "in_columns = i % 2",
+        "in_columns = (i + 1) % 2",
         GATR,
     ),
     Mutant(

@@ -82,17 +82,24 @@ def commutator(
 
     Two geometric products; in half precision they are rounded.
     """
-    options: Any = {"blade_dim": blade_dim, "backend": backend}
-    both = geometric_product(x, y, algebra, **options), geometric_product(y, x, algebra, **options)
-    return (both[0] - both[1]) / 2
+    product, turned = _both_orders(x, y, algebra, blade_dim, backend)
+    return (product - turned) / 2
 
 
 def anticommutator(
     x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
     """½ (x y + y x): what is left of x y without the commutator, whose arguments it has."""
-    product = geometric_product(x, y, algebra, blade_dim=blade_dim, backend=backend)
-    return product - commutator(x, y, algebra, blade_dim=blade_dim, backend=backend)
+    product, turned = _both_orders(x, y, algebra, blade_dim, backend)
+    return (product + turned) / 2
+
+
+def _both_orders(
+    x: Tensor, y: Tensor, algebra: Algebra, blade_dim: int, backend: str | None
+) -> tuple[Tensor, Tensor]:
+    """x y and y x."""
+    options: Any = {"blade_dim": blade_dim, "backend": backend}
+    return geometric_product(x, y, algebra, **options), geometric_product(y, x, algebra, **options)
 
 
 def project(

@@ -262,13 +262,7 @@ class KernelSolve:
         Cost: an iteration is one reduction.  A preconditioner evaluates `rank` columns of K, and
         keeps them and as much again for a moment, in float64.
         """
-        if len(args) <= self._unknown:
-            raise ShapeError(
-                f"KernelSolve is called with {len(args)} arguments: the unknown is number "
-                f"{self._unknown} of the formula's, counted from 0. Pass one tensor for each, with "
-                "b in its place."
-            )
-        require_tensors(args)
+        self._check_args(args)
         dtype = args[self._unknown].dtype
         wide = torch.promote_types(dtype, torch.float32)
         tensors = [a.to(wide) for a in args]
@@ -294,6 +288,15 @@ class KernelSolve:
         given = (ridge, *others)
         found = _solved(apply, rhs, given, made, eps, max_iter, preconditioner, batch_dims)
         return found.to(dtype)
+
+    def _check_args(self, args: tuple[Tensor, ...]) -> None:
+        if len(args) <= self._unknown:
+            raise ShapeError(
+                f"KernelSolve is called with {len(args)} arguments: the unknown is number "
+                f"{self._unknown} of the formula's, counted from 0. Pass one tensor for each, with "
+                "b in its place."
+            )
+        require_tensors(args)
 
     def _matrix(self, tensors: Sequence[Tensor]) -> KernelMatrix:
         spec = self._reduction._spec

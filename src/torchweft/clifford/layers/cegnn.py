@@ -170,7 +170,7 @@ class SteerableGeometricProduct(_Steerable):
         nn.init.normal_(self.weight, std=(self.algebra.n + 1) ** -0.5)
 
     def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
-        """X and the result: (B, rows, F).  With a norm, norm(z), in the same pass."""
+        """x (B, rows, F) to z, or to norm(z) if there is a norm: in one pass, with ν and L."""
         if self.normalization is None or self.linear_left is None:
             product = geometric_product(
                 x, self._right(x), self.algebra, self.weight, backend=self.backend

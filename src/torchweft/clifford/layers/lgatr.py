@@ -220,7 +220,7 @@ class ConditionalLGATrBlock(LGATrBlock):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """X and scalars, and the result like them; others as in `CrossAttention`."""
+        """Both like x and scalars; the other items, and masks, as in `CrossAttention`."""
         x, scalars = added((x, scalars), self.attention(*self.norm1(x, scalars), mask))
         others = self.norm_other(other, other_scalars)
         change = self.cross_attention(*self.norm2(x, scalars), *others, cross_mask)

@@ -355,7 +355,7 @@ class GATr(nn.Module):
 class AxialGATr(nn.Module):
     """`GATr` of items in a grid (rows, columns), with attention along one axis at a time.
 
-    Even blocks attend along the columns' axis, odd ones along the rows'.
+    Blocks number 0, 2, … attend among the items of a row, the others among those of a column.
 
     Args:
         in_features: input multivectors of an item.
@@ -369,7 +369,8 @@ class AxialGATr(nn.Module):
         multi_query: see `SelfAttention`.
         algebra: of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
-        rotary_bases: of a `RotaryEncoding` along rows, and along columns; None for none.
+        rotary_bases: of a `RotaryEncoding` of the places in a column, and of those in a row; None
+            for none.
         blade_dim: 0 for (B, batch…, rows, columns, F), −1 for (batch…, rows, columns, F, B).
         backend: None chooses.
     """
@@ -416,17 +417,17 @@ class AxialGATr(nn.Module):
     ) -> Pair:
         """(B, batch…, rows, columns, F_in) and (batch…, rows, columns, S_in) to F_out and S_out.
 
-        The masks are of attention along rows, and along columns.
+        The masks are of attention in columns, and in rows.
         """
         last = -1 if self.blade_dim == 0 else -2
         reference = x.mean((last - 2, last - 1, last), keepdim=True)
         x, scalars = self.linear_in(x, self.linear_in.scalars_of(x, scalars))
         for i, block in enumerate(self.blocks):
-            along_rows = i % 2
-            if along_rows:
+            in_columns = i % 2
+            if in_columns:
                 x, scalars = x.transpose(last - 1, last - 2), scalars.transpose(-2, -3)
-            x, scalars = block(x, scalars, reference, masks[1 - along_rows])
-            if along_rows:
+            x, scalars = block(x, scalars, reference, masks[1 - in_columns])
+            if in_columns:
                 x, scalars = x.transpose(last - 1, last - 2), scalars.transpose(-2, -3)
         out: Pair = self.linear_out(x, scalars)
         return out

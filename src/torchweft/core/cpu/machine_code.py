@@ -108,13 +108,16 @@ def machine_code(
         narrow = any(kind.dtype == "float32" for kind in kinds) and not wide
         code = _compiled(_module(defined, kinds, flags, REALS["float32" if narrow else "float64"]))
         keep_code(key, code)
+    return _loaded(code, definition.name, kinds)
+
+
+def _loaded(code: bytes, name: str, kinds: list[_Kind]) -> Callable[..., None]:
+    """A function of an object file, with its checks of what it is given."""
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     count = sum(len(kind.types) for kind in kinds)
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(
-        engine.get_function_address(definition.name)
-    )
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(engine.get_function_address(name))
     needed = [kind.needed for kind in kinds]
 
     def call(*arguments: Any) -> None:

@@ -30,6 +30,9 @@ __all__ = ["identity", "prepared", "run"]
 UNIT_SLOT = len(SLOTS)
 """The slot of the number 1 that replaces a missing weight; its tensor follows those of a call."""
 
+MOST_KEPT = 2**16
+"""Rows up to which the table of their order is kept: of more, memory counts, and not the call."""
+
 Array = np.ndarray[Any, Any]
 
 _KINDS = (
@@ -102,9 +105,14 @@ def prepared(
     return again
 
 
-@functools.lru_cache(maxsize=8)
 def identity(count: int, dtype: torch.dtype) -> Tensor:
     """0 .. count − 1: the table of rows that are read in their order; never written to."""
+    make = _identity if count <= MOST_KEPT else _identity.__wrapped__
+    return make(count, dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _identity(count: int, dtype: torch.dtype) -> Tensor:
     return torch.arange(count, dtype=dtype, device="cpu")
 
 

@@ -157,9 +157,8 @@ def _first(
     size = sum(2 * degree + 1 for degree in degrees)
     if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
         if serves_rows(x, backend, size):
-            return first_rows(called, harmonics_key(degrees, normalize, normalization), x, backend)[
-                0
-            ]
+            key = harmonics_key(degrees, normalize, normalization)
+            return first_rows(called, key, x, backend)[0]
     elif backend not in (None, "torch"):
         refuse_backend(backend, x.device.type, f"harmonics of the degrees {degrees}")
     return _evaluate(degrees, x, normalize, normalization)

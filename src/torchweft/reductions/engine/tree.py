@@ -46,9 +46,10 @@ def neighbours(f: Node, k: int, data: ReductionData) -> Tensor | None:
     if points is None or data.blocks is not None:
         return None
     x, y = (data.values[v.data[0]].detach() for v in points)
+    if not worth_a_tree(*data.sizes[1:], x.shape[2], k):
+        return None
     x, y = (t if t.dtype == torch.float64 else t.float() for t in (x, y))
-    finite = bool(x.isfinite().all()) and bool(y.isfinite().all())
-    if not finite or not worth_a_tree(*data.sizes[1:], x.shape[2], k):
+    if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
         return None
     batch = data.sizes.batch
     found = [
