@@ -1,4 +1,7 @@
-"""Pictures as PNG bytes, with transparent ground and grey letters: legible on light and on dark."""
+"""Pictures as PNG bytes, so many inches wide, legible on light and on dark.
+
+Grounds are transparent, letters of a grey that has the same contrast with both.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import numpy as np
 import torch
 from matplotlib.colors import LightSource, LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from torchweft.demo.data.surface import Surface
+from torchweft.demo.page import WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,32 +39,37 @@ __all__ = [
     "whole",
 ]
 
-GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
+GREY, ACCENT, INK = "#757d86", "#d05a24", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
 CHARGES = ("#3f7cac", "#b8481a")  # minus, plus
 DOTS = 150  # an inch
+PHONE = 5.0  # inches: narrower pictures have their parts below each other
 VIEW = (0.25, 0.70)  # of the columns of a map: the part that is shown enlarged
+WINDOW = 21  # steps of a running median
 
 
-def panels(surface: Surface, views: Mapping[str, Tensor]) -> bytes:
+def panels(surface: Surface, views: Mapping[str, Tensor], width: float) -> bytes:
     """The held-out part, enlarged, in each version of the points."""
-    height = 7.9 if surface.grid else height_of(surface.truth[surface.held_out] @ _plane(surface))
-    figure = Figure(figsize=(9.6, height), layout="constrained")
-    axes: Any = figure.subplots(2, 2)
+    columns = 1 if width < PHONE else 2
+    each = width / columns
+    plane = _plane(surface)
+    high = 0.78 * each if surface.grid else height_of(surface.truth[surface.held_out] @ plane, each)
+    figure = Figure(figsize=(width, high * -(-len(views) // columns)), layout="constrained")
+    axes: Any = figure.subplots(-(-len(views) // columns), columns)
     for axis, (title, points) in zip(axes.flat, views.items(), strict=True):
         if surface.grid:
             axis.imshow(_relief(surface, points, surface.held_out), interpolation="nearest")
         else:
-            _scatter(axis, surface, points)
+            _scatter(axis, surface, points, each)
         axis.set_title(title, color=GREY, fontsize=11, loc="left")
         axis.set_axis_off()
     return png(figure)
 
 
-def whole(surface: Surface, points: Tensor) -> bytes:
+def whole(surface: Surface, points: Tensor, width: float) -> bytes:
     """The whole map, with the line beyond which nothing was learned from."""
     assert surface.grid
-    figure = Figure(figsize=(9.6, 8.2), layout="constrained")
+    figure = Figure(figsize=(width, 0.86 * width), layout="constrained")
     axis = figure.subplots()
     axis.imshow(_relief(surface, points))
     border = int(surface.held_out.sum()) / surface.grid[1] - 0.5
@@ -72,78 +83,121 @@ def whole(surface: Surface, points: Tensor) -> bytes:
     return png(figure)
 
 
-def curve(losses: Sequence[float], levels: Mapping[str, float], name: str) -> bytes:
-    """A root mean square over the steps of learning, beside levels that need no learning."""
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+def curve(losses: Sequence[float], levels: Mapping[str, float], name: str, width: float) -> bytes:
+    """A loss over the steps of training and its running median, beside levels; logarithmic."""
+    figure = Figure(figsize=(width, max(0.36 * width, 2.6)), layout="constrained")
     axis = figure.subplots()
-    window = 21
-    kernel = np.ones(window) / window
-    squares = np.convolve(np.square(losses), kernel, mode="valid")
-    axis.plot(losses, color=ACCENT, alpha=0.25, linewidth=0.8)
-    axis.plot(np.arange(len(squares)) + window // 2, np.sqrt(squares), color=ACCENT, linewidth=2)
-    for what, level in levels.items():
-        axis.axhline(level, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
-        axis.text(len(losses), level, what, color=GREY, fontsize=9, ha="right", va="bottom")
-    axis.set(
-        xlabel="step",
-        ylabel=name,
-        xlim=(0, len(losses)),
-        ylim=(0, 1.1 * max(*losses, *levels.values())),
-    )
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, WINDOW), axis=1)
+    middle = np.arange(len(medians)) + WINDOW // 2
+    axis.plot(losses, color=ACCENT, alpha=0.3, linewidth=0.8, label="each step")
+    axis.plot(middle, medians, color=ACCENT, linewidth=2.2, label=f"median of {WINDOW} steps")
+    for (what, level), style in zip(levels.items(), ((0, (5, 3)), (0, (1, 2))), strict=False):
+        axis.axhline(level, color=GREY, linewidth=1.4, linestyle=style, label=what)
+    axis.set(xlabel="step of training", ylabel=name, xlim=(0, len(losses)), yscale="log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
     plain_axis(axis)
+    _legend(figure, *axis.get_legend_handles_labels(), width)
     return png(figure)
+
+
+def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], width: float) -> None:
+    """Below the picture, in as many columns as there is room for."""
+    columns = max(1, int(width / (0.55 + 0.085 * max(map(len, names)))))
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=min(columns, len(names)),
+        frameon=False,
+        labelcolor=GREY,
+        fontsize=10,
+    )
 
 
 def plain_axis(axis: Axes) -> None:
     """Two grey lines for the axes, grey letters."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
-    axis.tick_params(colors=GREY)
-    axis.xaxis.label.set_color(GREY)
-    axis.yaxis.label.set_color(GREY)
+    axis.tick_params(which="both", colors=GREY, labelsize=10)
+    for label in (axis.xaxis.label, axis.yaxis.label):
+        label.set(color=GREY, fontsize=10)
 
 
-def forecasts(charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, str, str]]) -> bytes:
-    """Some systems from their flattest side: the true path of each body, and its predicted place.
+def forecasts(
+    charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, str, str]], width: float
+) -> bytes:
+    """Some systems from their flattest side: the true path of each body, and predicted places.
 
     Args:
         charge: (S, n), its sign is the colour.
         path: (T, S, n, 3), from what is known to what is asked.
         views: predicted positions (S, n, 3), marker and colour, by name.
+        width: inches.
     """
     count = path.shape[1]
-    figure = Figure(figsize=(9.6, 9.6 / count + 0.5), layout="constrained")
-    axes: Any = figure.subplots(1, count)
-    for number, axis in enumerate(axes):
-        centre = path[:, number].flatten(0, 1).mean(0)
-        plane = torch.linalg.svd(path[:, number].flatten(0, 1) - centre).Vh[:2].T
-        flat = (path[:, number] - centre) @ plane
-        for body in range(flat.shape[1]):
-            colour = CHARGES[int(charge[number, body] > 0)]
-            x, y = flat[:, body].T.numpy()
-            axis.plot(x, y, color=colour, linewidth=2, solid_capstyle="round")
-            axis.plot(x[0], y[0], "o", color=colour, markersize=7)
-        for name, (positions, marker, colour) in views.items():
-            x, y = ((positions[number] - centre) @ plane).T.numpy()
-            axis.plot(x, y, marker, color=colour, label=name, markersize=9, markeredgewidth=1.6)
-        axis.set_aspect("equal", "datalim")
-        axis.set_axis_off()
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, frameon=False, labelcolor=GREY
-    )
+    columns = 1 if width < PHONE else count
+    each = width / columns
+    rows = count // columns
+    figure = Figure(figsize=(width, rows * each + 0.9), layout="constrained")
+    axes: Any = figure.subplots(rows, columns)
+    for number, axis in enumerate(axes.flat):
+        middle = path[:, number].flatten(0, 1).mean(0)
+        plane = torch.linalg.svd(path[:, number].flatten(0, 1) - middle).Vh[:2].T
+        _paths(axis, charge[number], (path[:, number] - middle) @ plane)
+        for positions, marker, colour in views.values():
+            x, y = ((positions[number] - middle) @ plane).T.numpy()
+            axis.plot(x, y, marker, color=colour, markersize=10, markeredgewidth=2, zorder=4)
+        _frame(axis, f"system {number + 1}")
+    marks = [(CHARGES[1], "o", "-", "charge +1: start and path"), (CHARGES[0], "o", "-", "charge −1")]
+    marks += [(GREY, "o", "", "true end"), *((c, m, "", name) for name, (_, m, c) in views.items())]
+    handles = [
+        Line2D([], [], color=c, marker=m, linestyle=line, markersize=8, markeredgewidth=2,
+               markerfacecolor="none" if name == "true end" else c)
+        for c, m, line, name in marks
+    ]
+    _legend(figure, handles, [name for *_, name in marks], width)
     return png(figure)
 
 
-def parity(views: Mapping[str, tuple[Tensor, Tensor]]) -> bytes:
+def _paths(axis: Axes, charge: Tensor, flat: Tensor) -> None:
+    """(T, n, 2) paths: a disk where each begins, a ring where it ends."""
+    for body in range(flat.shape[1]):
+        colour = CHARGES[int(charge[body] > 0)]
+        x, y = flat[:, body].T.numpy()
+        axis.plot(x, y, color=colour, linewidth=2.4, solid_capstyle="round")
+        axis.plot(x[:1], y[:1], "o", color=colour, markersize=9)
+        axis.plot(x[-1:], y[-1:], "o", color=colour, markersize=13, markerfacecolor="none",
+                  markeredgewidth=2)
+
+
+def _frame(axis: Axes, title: str) -> None:
+    """A frame without numbers, with a line of length 1."""
+    axis.set_aspect("equal", "datalim")
+    axis.margins(0.15)
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_color(GREY)
+    axis.set_title(title, color=GREY, fontsize=11, loc="left")
+    axis.autoscale_view()
+    (left, _), (low, high) = axis.get_xlim(), axis.get_ylim()
+    edge = 0.06 * (high - low)
+    axis.plot([left + edge, left + edge + 1], [low + edge] * 2, color=GREY, linewidth=2)
+    axis.text(left + edge, low + 1.4 * edge, "1 unit", color=GREY, fontsize=10, va="bottom")
+
+
+def parity(views: Mapping[str, tuple[Tensor, Tensor]], width: float) -> bytes:
     """Numbers that should be equal, (true, found) by what they are; a line where they are."""
-    figure = Figure(figsize=(9.6, 9.6 / len(views) + 0.2), layout="constrained")
-    axes: Any = figure.subplots(1, len(views), squeeze=False)
+    columns = 1 if width < PHONE else len(views)
+    rows, each = len(views) // columns, width / columns
+    figure = Figure(figsize=(width, rows * each), layout="constrained")
+    axes: Any = figure.subplots(rows, columns, squeeze=False)
     for axis, (name, (truth, found)) in zip(axes.flat, views.items(), strict=True):
         ends = [float(end) for end in torch.cat([truth, found]).aminmax()]
-        axis.plot(ends, ends, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
-        axis.plot(truth.cpu(), found.cpu(), ".", color=ACCENT, alpha=0.3, markersize=3)
+        axis.plot(ends, ends, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
+        axis.plot(truth.cpu(), found.cpu(), ".", color=ACCENT, alpha=0.3, markersize=4)
         axis.set_title(name, color=GREY, fontsize=11, loc="left")
+        axis.set(xlabel="computed", ylabel="predicted")
         axis.set_aspect("equal")
         plain_axis(axis)
     return png(figure)
@@ -172,13 +226,19 @@ def _relief(surface: Surface, points: Tensor, rows: Tensor | None = None) -> Any
     return shaded[: int(rows.sum()) // surface.grid[1], left:right]
 
 
-def _scatter(axis: Axes, surface: Surface, points: Tensor) -> None:
+def _scatter(axis: Axes, surface: Surface, points: Tensor, width: float) -> None:
     """The held-out points seen along their flattest direction, coloured by their error."""
     rows = surface.held_out
     x, y = (points[rows] @ _plane(surface)).T.numpy()
     error = (points - surface.truth)[rows].norm(dim=1).numpy()
-    axis.scatter(x, y, c=error, s=3, linewidths=0, cmap="viridis", vmin=0, vmax=2 * surface.sigma)
+    colours = {"cmap": "viridis", "vmin": 0, "vmax": 2 * surface.sigma}
+    axis.scatter(x, y, c=error, s=dot_size(len(x), width), linewidths=0, **colours)
     axis.set_aspect("equal")
+
+
+def dot_size(count: int, width: float) -> float:
+    """Of a scatter of so many points that fill a part so many inches wide, in square points."""
+    return min(max(0.25 * (72 * width) ** 2 / count, 2.0), 60.0)
 
 
 def _plane(surface: Surface) -> Tensor:
@@ -189,10 +249,10 @@ def _plane(surface: Surface) -> Tensor:
     return directions
 
 
-def height_of(places: Tensor, most: float = 9.2) -> float:
-    """Inches of a figure 9.6 wide that points (N, 2), at one scale, fill with their title."""
+def height_of(places: Tensor, width: float) -> float:
+    """Inches of a picture that points (N, 2), at one scale, fill with their title."""
     wide, high = map(float, places.amax(0) - places.amin(0))
-    return min(most, 1.2 + 9.6 * high / max(wide, 1e-9))
+    return min(width, 0.5 + width * high / max(wide, 1e-9))
 
 
 def png(figure: Figure) -> bytes:
@@ -217,6 +277,7 @@ def blocks(
     views: Mapping[str, Tensor],
     names: Sequence[str],
     colours: Sequence[str],
+    width: float = WIDE,
 ) -> bytes:
     """The voxels (N, 3), once for each view, below each other.
 
@@ -225,6 +286,7 @@ def blocks(
         views: (N,) which of the colours each voxel has, by title.
         names: what the colours mean; none where the views say it.
         colours: by number.
+        width: inches.
     """
     voxels = places.cpu().numpy()
     voxels = voxels - voxels.min(0)
@@ -232,9 +294,9 @@ def blocks(
         voxels = np.stack([voxels[:, 1], voxels[:, 0].max() - voxels[:, 0], voxels[:, 2]], 1)
     order = np.argsort(voxels @ _axes()[2], kind="stable")  # far ones first
     low, high = (f(_flat(voxels), axis=0) for f in (np.min, np.max))
-    width, height = high - low + 2
-    tall = min(9.6 * height / width, 5.5)
-    figure = Figure(figsize=(9.6, len(views) * (tall + 0.3) + 0.3), layout="constrained")
+    across, upwards = high - low + 2
+    tall = min(width * upwards / across, 0.6 * width)
+    figure = Figure(figsize=(width, len(views) * (tall + 0.3) + 0.3), layout="constrained")
     axes: Any = figure.subplots(len(views), 1, squeeze=False)
     shades = np.array([to_rgb(colour) for colour in colours])
     for axis, (title, which) in zip(axes.flat, views.items(), strict=True):
@@ -242,13 +304,7 @@ def blocks(
         axis.set_title(title, color=GREY, fontsize=11, loc="left")
     if names:
         patches = [Patch(color=c, label=n) for n, c in zip(names, colours, strict=True)]
-        figure.legend(
-            handles=patches,
-            loc="outside lower center",
-            ncols=len(names),
-            frameon=False,
-            labelcolor=GREY,
-        )
+        _legend(figure, patches, names, width)
     return png(figure)
 
 
