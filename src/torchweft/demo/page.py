@@ -88,7 +88,8 @@ def formula(html: str) -> str:
 def cards(numbers: Sequence[tuple[str, str]]) -> str:
     """(number, what it is), in large letters; the last one stands out."""
     inner = "".join(f"<div><b>{escape(n)}</b><span>{escape(w)}</span></div>" for n, w in numbers)
-    return f'<div class="cards">{inner}</div>'
+    columns = len(numbers) if len(numbers) < 6 else 3
+    return f'<div class="cards" style="--columns: {columns}">{inner}</div>'
 
 
 def drawn(draw: Callable[[float], bytes], caption: str) -> str:
@@ -116,7 +117,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], best
     titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join(
         f"<tr{' class=best' if number == best else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(f"<td>{escape(cell.replace('e-', 'e−'))}</td>" for cell in row)
         + "</tr>"
         for number, row in enumerate(rows)
     )

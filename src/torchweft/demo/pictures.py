@@ -27,11 +27,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 __all__ = [
+    "GREY",
     "LAND",
+    "WINDOW",
     "blocks",
     "curve",
+    "dot_size",
+    "earthworks",
     "forecasts",
     "height_of",
+    "overlaid",
     "panels",
     "parity",
     "plain_axis",
@@ -41,6 +46,7 @@ __all__ = [
 
 GREY, ACCENT, INK = "#757d86", "#d05a24", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
+EARTH = ("#2f6690", "#9cc0da", "#f4f1ea", "#d9a066", "#8a4b12")  # below the mean, above it
 CHARGES = ("#3f7cac", "#b8481a")  # minus, plus
 DOTS = 150  # an inch
 PHONE = 5.0  # inches: narrower pictures have their parts below each other
@@ -85,7 +91,7 @@ def whole(surface: Surface, points: Tensor, width: float) -> bytes:
 
 def curve(losses: Sequence[float], levels: Mapping[str, float], name: str, width: float) -> bytes:
     """A loss over the steps of training and its running median, beside levels; logarithmic."""
-    figure = Figure(figsize=(width, max(0.36 * width, 2.6)), layout="constrained")
+    figure = Figure(figsize=(width, max(0.36 * width, 3.3)), layout="constrained")
     axis = figure.subplots()
     medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, WINDOW), axis=1)
     middle = np.arange(len(medians)) + WINDOW // 2
@@ -94,7 +100,7 @@ def curve(losses: Sequence[float], levels: Mapping[str, float], name: str, width
     for (what, level), style in zip(levels.items(), ((0, (5, 3)), (0, (1, 2))), strict=False):
         axis.axhline(level, color=GREY, linewidth=1.4, linestyle=style, label=what)
     axis.set(xlabel="step of training", ylabel=name, xlim=(0, len(losses)), yscale="log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     plain_axis(axis)
@@ -128,62 +134,147 @@ def plain_axis(axis: Axes) -> None:
 def forecasts(
     charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, str, str]], width: float
 ) -> bytes:
-    """Some systems from their flattest side: the true path of each body, and predicted places.
+    """A system from its flattest side, and each body from near: its true path, predicted ends.
 
     Args:
-        charge: (S, n), its sign is the colour.
-        path: (T, S, n, 3), from what is known to what is asked.
-        views: predicted positions (S, n, 3), marker and colour, by name.
+        charge: (n,), its sign is the colour.
+        path: (T, n, 3), from what is known to what is asked.
+        views: predicted positions (n, 3), marker and colour, by name.
         width: inches.
     """
-    count = path.shape[1]
-    columns = 1 if width < PHONE else count
-    each = width / columns
-    rows = count // columns
-    figure = Figure(figsize=(width, rows * each + 0.9), layout="constrained")
-    axes: Any = figure.subplots(rows, columns)
-    for number, axis in enumerate(axes.flat):
-        middle = path[:, number].flatten(0, 1).mean(0)
-        plane = torch.linalg.svd(path[:, number].flatten(0, 1) - middle).Vh[:2].T
-        _paths(axis, charge[number], (path[:, number] - middle) @ plane)
-        for positions, marker, colour in views.values():
-            x, y = ((positions[number] - middle) @ plane).T.numpy()
-            axis.plot(x, y, marker, color=colour, markersize=10, markeredgewidth=2, zorder=4)
-        _frame(axis, f"system {number + 1}")
-    marks = [(CHARGES[1], "o", "-", "charge +1: start and path"), (CHARGES[0], "o", "-", "charge −1")]
-    marks += [(GREY, "o", "", "true end"), *((c, m, "", name) for name, (_, m, c) in views.items())]
-    handles = [
-        Line2D([], [], color=c, marker=m, linestyle=line, markersize=8, markeredgewidth=2,
-               markerfacecolor="none" if name == "true end" else c)
-        for c, m, line, name in marks
-    ]
-    _legend(figure, handles, [name for *_, name in marks], width)
+    columns = 2 if width < PHONE else 3
+    rows = -(-(1 + len(charge)) // columns)
+    figure = Figure(figsize=(width, rows * width / columns + 1.0), layout="constrained")
+    axes: Any = figure.subplots(rows, columns).flatten()
+    middle = path.flatten(0, 1).mean(0)
+    plane = torch.linalg.svd(path.flatten(0, 1) - middle).Vh[:2].T
+    flat = (path - middle) @ plane
+    ends = {name: ((p - middle) @ plane, m, c) for name, (p, m, c) in views.items()}
+    colours = [CHARGES[int(q > 0)] for q in charge]
+    for body, colour in enumerate(colours):
+        x, y = flat[:, body].T.numpy()
+        axes[0].plot(x, y, color=colour, linewidth=2)
+        axes[0].plot(x[0], y[0], "o", color=colour, markersize=7)
+        axes[0].annotate(
+            f"{body + 1}",
+            flat[0, body],
+            (6, 6),
+            color=GREY,
+            fontsize=11,
+            textcoords="offset points",
+        )
+    _frame(axes[0], "all particles", flat.flatten(0, 1))
+    reach = max(float((p - flat[0]).abs().max()) for p in (*flat, *(e[0] for e in ends.values())))
+    for body, colour in enumerate(colours):
+        axis = axes[1 + body]
+        x, y = flat[:, body].T.numpy()
+        axis.plot(x, y, color=colour, linewidth=2.4)
+        axis.plot(x[0], y[0], "o", color=colour, markersize=8)
+        axis.plot(
+            x[-1], y[-1], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.8
+        )
+        for places, marker, shade in ends.values():
+            axis.plot(*places[body].numpy(), marker, color=shade, markersize=8, markeredgewidth=2)
+        box = flat[0, body] + reach * torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
+        _frame(axis, f"particle {body + 1}", box)
+    _legend(figure, *_marks(views), width)
     return png(figure)
 
 
-def _paths(axis: Axes, charge: Tensor, flat: Tensor) -> None:
-    """(T, n, 2) paths: a disk where each begins, a ring where it ends."""
-    for body in range(flat.shape[1]):
-        colour = CHARGES[int(charge[body] > 0)]
-        x, y = flat[:, body].T.numpy()
-        axis.plot(x, y, color=colour, linewidth=2.4, solid_capstyle="round")
-        axis.plot(x[:1], y[:1], "o", color=colour, markersize=9)
-        axis.plot(x[-1:], y[-1:], "o", color=colour, markersize=13, markerfacecolor="none",
-                  markeredgewidth=2)
+def _marks(views: Mapping[str, tuple[Tensor, str, str]]) -> tuple[list[Line2D], list[str]]:
+    """What the legend of forecasts shows, and its words."""
+    marks = {
+        "positive: start, true path": (CHARGES[1], "o", "-"),
+        "negative": (CHARGES[0], "o", "-"),
+        "true end": (GREY, "o", ""),
+        **{name: (colour, marker, "") for name, (_, marker, colour) in views.items()},
+    }
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle=line, markeredgewidth=2)
+        for colour, marker, line in marks.values()
+    ]
+    handles[2].set(fillstyle="none", markersize=11)
+    return handles, list(marks)
 
 
-def _frame(axis: Axes, title: str) -> None:
-    """A frame without numbers, with a line of length 1."""
-    axis.set_aspect("equal", "datalim")
-    axis.margins(0.15)
-    axis.set(xticks=[], yticks=[])
+def _frame(axis: Axes, title: str, box: Tensor) -> None:
+    """A square frame around points (N, 2), without numbers; a line shows a round length."""
+    low, high = box.amin(0), box.amax(0)
+    half = 0.6 * float((high - low).max())
+    x, y = (float(m) for m in (low + high) / 2)
+    axis.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[])
+    axis.set_box_aspect(1)
     axis.spines[:].set_color(GREY)
     axis.set_title(title, color=GREY, fontsize=11, loc="left")
-    axis.autoscale_view()
-    (left, _), (low, high) = axis.get_xlim(), axis.get_ylim()
-    edge = 0.06 * (high - low)
-    axis.plot([left + edge, left + edge + 1], [low + edge] * 2, color=GREY, linewidth=2)
-    axis.text(left + edge, low + 1.4 * edge, "1 unit", color=GREY, fontsize=10, va="bottom")
+    length = 1 if half > 1.5 else 0.2
+    left, floor = x - 0.92 * half, y - 0.92 * half
+    axis.plot([left, left + length], [floor, floor], color=GREY, linewidth=2)
+    axis.text(left, floor + 0.04 * half, f"{length} long", color=GREY, fontsize=10, va="bottom")
+
+
+def earthworks(surface: Surface, ways: tuple[Tensor, Tensor, Tensor], width: float) -> bytes:
+    """A map coloured by its height about the mean, and where its heaps of earth are carried.
+
+    Args:
+        surface: the map.
+        ways: (C, 2) where heaps are and (C, 2) where they go, in units of the longer side; (C,)
+            what part of the earth each is.
+        width: inches.
+    """
+    assert surface.grid
+    heights = surface.truth[:, 2].view(surface.grid)
+    above = (heights - heights.mean()).numpy()
+    places = surface.truth[:, :2]
+    across, along = map(float, places.amax(0) - places.amin(0))
+    side = max(across, along)
+    figure = Figure(figsize=(width, width * along / across + 0.6), layout="constrained")
+    axis = figure.subplots()
+    most = float(np.quantile(np.abs(above), 0.98))
+    ground = LinearSegmentedColormap.from_list("ground", EARTH)
+    box = (0, across / side, 0, along / side)
+    image = axis.imshow(above, cmap=ground, vmin=-most, vmax=most, extent=box)
+    starts, ends, share = (t.cpu() for t in ways)
+    sizes = (share / share.max()).sqrt().numpy()
+    for start, end, size in zip(starts.numpy(), ends.numpy(), sizes, strict=True):
+        axis.annotate(
+            "",
+            end,
+            start,
+            arrowprops={
+                "arrowstyle": "-|>",
+                "linewidth": 0.5 + 2 * size,
+                "color": INK,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "mutation_scale": 6 + 6 * size,
+            },
+        )
+    axis.set_axis_off()
+    bar = figure.colorbar(image, ax=axis, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
+    bar.set_label(f"height above the mean [{surface.unit}]", color=GREY, fontsize=10)
+    bar.ax.tick_params(colors=GREY, labelsize=10)
+    bar.outline.set_visible(False)
+    return png(figure)
+
+
+def overlaid(fixed: Tensor, views: Mapping[str, Tensor], width: float) -> bytes:
+    """A cloud (N, 3) and another one (M, 3) in several places, from the flattest side."""
+    rows, columns = (len(views), 1) if width < PHONE else (1, len(views))
+    every = torch.cat([fixed, *views.values()])
+    plane = torch.linalg.svd(fixed - fixed.mean(0), full_matrices=False).Vh[:2].T
+    high = height_of(every @ plane, width / columns)
+    figure = Figure(figsize=(width, rows * high + 0.4), layout="constrained")
+    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True)
+    for axis, (title, moving) in zip(axes.flat, views.items(), strict=True):
+        for points, colour, name in ((fixed, CHARGES[0], "first scan"), (moving, ACCENT, "second")):
+            size = 0.3 * dot_size(len(points), width / columns)
+            x, y = (points @ plane).T.numpy()
+            axis.scatter(x, y, s=size, color=colour, linewidths=0, alpha=0.8, label=name)
+        axis.set_title(title, color=GREY, fontsize=11, loc="left")
+        axis.set_aspect("equal")
+        axis.set_axis_off()
+    _legend(figure, *axes.flat[0].get_legend_handles_labels(), width)
+    return png(figure)
 
 
 def parity(views: Mapping[str, tuple[Tensor, Tensor]], width: float) -> bytes:

@@ -1,7 +1,7 @@
 """The code that a chapter ran, as its page shows it: taken from the sources when the page is made.
 
 What is shown are whole functions or classes of one module, without their docstrings, below those of
-the module's imports that they use.
+the module's imports and constants that they use.
 """
 
 from __future__ import annotations
@@ -33,22 +33,30 @@ def shown(*parts: Shown) -> str:
 def snippet(*parts: Shown) -> str:
     """The text of functions or classes of one module, with the imports that they need."""
     texts = [_without_docstrings(textwrap.dedent(inspect.getsource(part))) for part in parts]
-    used = {
-        node.id
-        for text in texts
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Name)
-    }
     module = inspect.getmodule(parts[0])
     assert module is not None
-    lines = [_import(node, used) for node in ast.parse(inspect.getsource(module)).body]
-    return "\n\n".join(["\n".join(line for line in lines if line), *texts])
+    body = ast.parse(inspect.getsource(module)).body
+    used = set().union(*(_names(ast.parse(text)) for text in texts))
+    constants = [node for node in body if _is_constant(node, used)]
+    used |= set().union(*map(_names, constants))
+    lines = [_import(node, used) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    blocks = ["\n".join(line for line in lines if line), "\n".join(map(ast.unparse, constants))]
+    return "\n\n".join([*filter(None, blocks), *texts])
 
 
-def _import(node: ast.stmt, used: set[str]) -> str:
-    """An import of the names that are used; nothing for other statements."""
-    if not isinstance(node, ast.Import | ast.ImportFrom):
-        return ""
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _is_constant(node: ast.stmt, used: set[str]) -> bool:
+    """Whether a statement gives a name in capitals that is used a value."""
+    return isinstance(node, ast.Assign) and bool(
+        {name for name in map(ast.unparse, node.targets) if name.isupper()} & used
+    )
+
+
+def _import(node: ast.Import | ast.ImportFrom, used: set[str]) -> str:
+    """An import of the names that are used."""
     names = [alias for alias in node.names if (alias.asname or alias.name) in used]
     if not names:
         return ""

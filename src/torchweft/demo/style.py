@@ -26,7 +26,7 @@ section { margin-top: 52px; border-top: 1px solid var(--line); padding-top: 30px
 h2 { font-size: 27px; line-height: 1.2; letter-spacing: -0.01em; margin: 4px 0 14px; }
 h3 { font-size: 15px; margin: 0 0 10px; }
 p { max-width: 42em; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+.cards { display: grid; grid-template-columns: repeat(var(--columns), 1fr); gap: 12px;
   margin: 26px 0; }
 .cards div { background: var(--panel); border-radius: 10px; padding: 16px 18px; }
 .cards b { display: block; font-size: 27px; line-height: 1.15; letter-spacing: -0.02em;

@@ -140,9 +140,7 @@ def _accuracies(model: SurfaceFilter, tile: Graph) -> list[OpError]:
         *op_errors(
             "indexed_outer_segment", gather, lambda a, b: plain_gather(a, b, tile), (phi, x)
         ),
-        *op_errors(
-            "vecmat_segment", mix, lambda a, b: a.flatten(1) @ b.flatten(0, 1), (z, weight)
-        ),
+        *op_errors("vecmat_segment", mix, lambda a, b: a.flatten(1) @ b.flatten(0, 1), (z, weight)),
         *op_errors("vecsca_segment", mean, plain_mean, (rise, closeness)),
     ]
 
