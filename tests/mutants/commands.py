@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "the doctor does not say what to install",
-        "{found.what} is {found.state}. {found.advice}",
+        "{found.what} is {found.state}. To do: {found.advice}",
         "see {found.what}",
         CLI + " -k without_torch_still",
     ),
