@@ -72,7 +72,7 @@ class Result(NamedTuple):
 
 def chapter(options: Options) -> page.Chapter:
     """Smooth a part of the surface in two ways, then carry earth or lay scans onto each other."""
-    surface = load(options.points, options.seed, options.array)
+    surface = load(options.points, options.seed, options.key)
     part = _part(surface, options.device)
     smooth = {
         "all pairs": partial(smoothed, part, None),
@@ -143,7 +143,7 @@ def _few(part: Part) -> slice:
 
 def _times(part: Part, device: torch.device) -> dict[str, dict[str, float]]:
     """Milliseconds of torchweft, pykeops and plain torch for the sums of some of the points."""
-    few = part.base[_few(part)]
+    few = part.base[_few(part)].contiguous()
     ways: dict[str, Callable[[Part, Tensor], Tensor]] = {"torchweft": weighted}
     if installed("pykeops"):
         import pykeops.torch

@@ -92,7 +92,7 @@ _CURVE = (
 
 def _surface(options: Options) -> tuple[Surface, str]:
     """What is learned, and why it is not the cloud that was given."""
-    surface = load(options.points, options.seed, options.array)
+    surface = load(options.points, options.seed, options.key)
     count = len(surface.truth)
     if surface.grid or count >= LEAST:
         return surface, ""
