@@ -88,13 +88,13 @@ def _synchronize(device: torch.device) -> None:
 
 
 def versions() -> str:
-    """Versions of python and of the packages that torchweft uses."""
+    """Versions of python, of the packages that torchweft uses, and of those it is compared with."""
     found = [f"python {platform.python_version()}"]
-    for name in ("torch", "triton", "numba", "numpy", "matplotlib"):
+    for name in ("torch", "triton", "numba", "numpy", "matplotlib", "e3nn", "pykeops", "spconv"):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name} installed")
+            found.append(f"no {name}")
     return ", ".join(found)
 
 

@@ -132,23 +132,23 @@ def times(caption: str, found: Mapping[str, Mapping[str, float]]) -> str:
     others = [*dict.fromkeys(name for ms in found.values() for name in ms if name != OURS)]
     rows = []
     for what, ms in found.items():
-        cells = (f"{ms[o]:.1f} ({ratio(ms, o)})" if o in ms else "–" for o in others)
+        cells = (f"{ms[o]:.1f} ({ratio(ms[o], ms[OURS])})" if o in ms else "–" for o in others)
         rows.append((what, f"{ms[OURS]:.1f}", *cells))
     caption += " In brackets: the time over that of torchweft."
     return table(caption, ["milliseconds", OURS, *others], rows)
 
 
-def ratio(ms: Mapping[str, float], other: str) -> str:
-    """How many times as long another library takes."""
-    found = ms[other] / ms[OURS]
-    return f"{found:.2f}\N{NO-BREAK SPACE}×" if found < 1 else f"{found:.1f}\N{NO-BREAK SPACE}×"
+def ratio(theirs: float, ours: float) -> str:
+    """How many times as long another way takes."""
+    digits = 1 if theirs >= ours else 2
+    return f"{theirs / ours:.{digits}f}\N{NO-BREAK SPACE}×"
 
 
 def leads(found: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
     """Cards: the time of the first other library over ours, for each task of `times`."""
     first = {what: next(name for name in ms if name != OURS) for what, ms in found.items()}
     return [
-        (ratio(found[what], other), f"{what}: the time of {other} over ours")
+        (ratio(found[what][other], found[what][OURS]), f"{what}: the time of {other} over ours")
         for what, other in first.items()
     ]
 

@@ -18,7 +18,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from torchweft.demo.data.surface import Surface
-from torchweft.demo.page import WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +48,7 @@ LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
 EARTH = ("#2f6690", "#9cc0da", "#f4f1ea", "#d9a066", "#8a4b12")  # below the mean, above it
 CHARGES = ("#3f7cac", "#b8481a")  # minus, plus
 DOTS = 150  # an inch
+SMALLEST, TITLE = 10, 11  # sizes of letters, in points
 PHONE = 5.0  # inches: narrower pictures have their parts below each other
 VIEW = (0.25, 0.70)  # of the columns of a map: the part that is shown enlarged
 WINDOW = 21  # steps of a running median
@@ -67,7 +67,7 @@ def panels(surface: Surface, views: Mapping[str, Tensor], width: float) -> bytes
             axis.imshow(_relief(surface, points, surface.held_out), interpolation="nearest")
         else:
             _scatter(axis, surface, points, each)
-        axis.set_title(title, color=GREY, fontsize=11, loc="left")
+        axis.set_title(title, color=GREY, fontsize=TITLE, loc="left")
         axis.set_axis_off()
     return png(figure)
 
@@ -82,9 +82,9 @@ def whole(surface: Surface, points: Tensor, width: float) -> bytes:
     axis.axhline(border, color=INK, linewidth=1.4, linestyle=(0, (5, 3)))
     for text, row, side in (
         ("held out", border - 5, "bottom"),
-        ("learned from", border + 4, "top"),
+        ("used for training", border + 4, "top"),
     ):
-        axis.text(5, row, text, color=INK, fontsize=11, va=side, weight="bold")
+        axis.text(5, row, text, color=INK, fontsize=TITLE, va=side, weight="bold")
     axis.set_axis_off()
     return png(figure)
 
@@ -118,7 +118,7 @@ def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], width:
         ncols=min(columns, len(names)),
         frameon=False,
         labelcolor=GREY,
-        fontsize=10,
+        fontsize=SMALLEST,
     )
 
 
@@ -126,9 +126,9 @@ def plain_axis(axis: Axes) -> None:
     """Two grey lines for the axes, grey letters."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
-    axis.tick_params(which="both", colors=GREY, labelsize=10)
+    axis.tick_params(which="both", colors=GREY, labelsize=SMALLEST)
     for label in (axis.xaxis.label, axis.yaxis.label):
-        label.set(color=GREY, fontsize=10)
+        label.set(color=GREY, fontsize=SMALLEST)
 
 
 def forecasts(
@@ -160,7 +160,7 @@ def forecasts(
             flat[0, body],
             (6, 6),
             color=GREY,
-            fontsize=11,
+            fontsize=TITLE,
             textcoords="offset points",
         )
     _frame(axes[0], "all particles", flat.flatten(0, 1))
@@ -183,7 +183,7 @@ def forecasts(
 
 def _marks(views: Mapping[str, tuple[Tensor, str, str]]) -> tuple[list[Line2D], list[str]]:
     """What the legend of forecasts shows, and its words."""
-    marks = {
+    marks: dict[str, tuple[str, str, Any]] = {
         "positive: start, true path": (CHARGES[1], "o", "-"),
         "negative": (CHARGES[0], "o", "-"),
         "true end": (GREY, "o", ""),
@@ -205,11 +205,13 @@ def _frame(axis: Axes, title: str, box: Tensor) -> None:
     axis.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[])
     axis.set_box_aspect(1)
     axis.spines[:].set_color(GREY)
-    axis.set_title(title, color=GREY, fontsize=11, loc="left")
+    axis.set_title(title, color=GREY, fontsize=TITLE, loc="left")
     length = 1 if half > 1.5 else 0.2
     left, floor = x - 0.92 * half, y - 0.92 * half
     axis.plot([left, left + length], [floor, floor], color=GREY, linewidth=2)
-    axis.text(left, floor + 0.04 * half, f"{length} long", color=GREY, fontsize=10, va="bottom")
+    axis.text(
+        left, floor + 0.04 * half, f"{length} long", color=GREY, fontsize=SMALLEST, va="bottom"
+    )
 
 
 def earthworks(surface: Surface, ways: tuple[Tensor, Tensor, Tensor], width: float) -> bytes:
@@ -251,8 +253,8 @@ def earthworks(surface: Surface, ways: tuple[Tensor, Tensor, Tensor], width: flo
         )
     axis.set_axis_off()
     bar = figure.colorbar(image, ax=axis, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
-    bar.set_label(f"height above the mean [{surface.unit}]", color=GREY, fontsize=10)
-    bar.ax.tick_params(colors=GREY, labelsize=10)
+    bar.set_label(f"height above the mean [{surface.unit}]", color=GREY, fontsize=SMALLEST)
+    bar.ax.tick_params(colors=GREY, labelsize=SMALLEST)
     bar.outline.set_visible(False)
     return png(figure)
 
@@ -270,10 +272,11 @@ def overlaid(fixed: Tensor, views: Mapping[str, Tensor], width: float) -> bytes:
             size = 0.3 * dot_size(len(points), width / columns)
             x, y = (points @ plane).T.numpy()
             axis.scatter(x, y, s=size, color=colour, linewidths=0, alpha=0.8, label=name)
-        axis.set_title(title, color=GREY, fontsize=11, loc="left")
+        axis.set_title(title, color=GREY, fontsize=TITLE, loc="left")
         axis.set_aspect("equal")
         axis.set_axis_off()
-    _legend(figure, *axes.flat[0].get_legend_handles_labels(), width)
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    _legend(figure, handles, names, width)
     return png(figure)
 
 
@@ -287,7 +290,7 @@ def parity(views: Mapping[str, tuple[Tensor, Tensor]], width: float) -> bytes:
         ends = [float(end) for end in torch.cat([truth, found]).aminmax()]
         axis.plot(ends, ends, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
         axis.plot(truth.cpu(), found.cpu(), ".", color=ACCENT, alpha=0.3, markersize=4)
-        axis.set_title(name, color=GREY, fontsize=11, loc="left")
+        axis.set_title(name, color=GREY, fontsize=TITLE, loc="left")
         axis.set(xlabel="computed", ylabel="predicted")
         axis.set_aspect("equal")
         plain_axis(axis)
@@ -322,8 +325,8 @@ def _scatter(axis: Axes, surface: Surface, points: Tensor, width: float) -> None
     rows = surface.held_out
     x, y = (points[rows] @ _plane(surface)).T.numpy()
     error = (points - surface.truth)[rows].norm(dim=1).numpy()
-    colours = {"cmap": "viridis", "vmin": 0, "vmax": 2 * surface.sigma}
-    axis.scatter(x, y, c=error, s=dot_size(len(x), width), linewidths=0, **colours)
+    size, most = dot_size(len(x), width), 2 * surface.sigma
+    axis.scatter(x, y, c=error, s=size, linewidths=0, cmap="viridis", vmin=0, vmax=most)
     axis.set_aspect("equal")
 
 
@@ -368,7 +371,7 @@ def blocks(
     views: Mapping[str, Tensor],
     names: Sequence[str],
     colours: Sequence[str],
-    width: float = WIDE,
+    width: float,
 ) -> bytes:
     """The voxels (N, 3), once for each view, below each other.
 
@@ -392,7 +395,7 @@ def blocks(
     shades = np.array([to_rgb(colour) for colour in colours])
     for axis, (title, which) in zip(axes.flat, views.items(), strict=True):
         _draw(axis, voxels[order], shades[which.cpu().numpy()[order]])
-        axis.set_title(title, color=GREY, fontsize=11, loc="left")
+        axis.set_title(title, color=GREY, fontsize=TITLE, loc="left")
     if names:
         patches = [Patch(color=c, label=n) for n, c in zip(names, colours, strict=True)]
         _legend(figure, patches, names, width)

@@ -49,9 +49,9 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _is_constant(node: ast.stmt, used: set[str]) -> bool:
-    """Whether a statement gives a name in capitals that is used a value."""
+    """Whether a statement gives a value to a capitalised name that is used."""
     return isinstance(node, ast.Assign) and bool(
-        {name for name in map(ast.unparse, node.targets) if name.isupper()} & used
+        {name for name in map(ast.unparse, node.targets) if name[0].isupper()} & used
     )
 
 

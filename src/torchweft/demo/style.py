@@ -28,9 +28,9 @@ h3 { font-size: 15px; margin: 0 0 10px; }
 p { max-width: 42em; }
 .cards { display: grid; grid-template-columns: repeat(var(--columns), 1fr); gap: 12px;
   margin: 26px 0; }
-.cards div { background: var(--panel); border-radius: 10px; padding: 16px 18px; }
-.cards b { display: block; font-size: 27px; line-height: 1.15; letter-spacing: -0.02em;
-  font-variant-numeric: tabular-nums; }
+.cards div { background: var(--panel); border-radius: 10px; padding: 14px 16px; }
+.cards b { display: block; font-size: 24px; line-height: 1.2; letter-spacing: -0.02em;
+  white-space: nowrap;  font-variant-numeric: tabular-nums; }
 .cards span { color: var(--soft); font-size: 14px; line-height: 1.35; display: block;
   margin-top: 4px; }
 .cards div:last-child b { color: var(--accent); }
@@ -70,7 +70,7 @@ dd { margin: 0; min-width: 0; }
   h2 { font-size: 24px; }
   .cards { grid-template-columns: 1fr 1fr; gap: 10px; }
   .cards div { padding: 12px 14px; }
-  .cards b { font-size: 23px; }
+  .cards b { font-size: 22px; }
   .formula { padding: 14px 16px; font-size: 16px; }
   img { max-width: 480px; }
   table { font-size: 14px; }

@@ -20,6 +20,7 @@ from torchweft.demo.models.filter import (
     best_filters,
     fit,
     graph_of,
+    message_layer,
     neighbour_mean,
     plain_gather,
     step_of,
@@ -181,7 +182,7 @@ def _story(
         page.cards(numbers),
         page.formula(_FORMULA),
         page.paragraph(meaning),
-        shown(SurfaceFilter.layer),
+        shown(message_layer),
     ]
 
 

@@ -56,7 +56,7 @@ def chapter(options: Options) -> page.Chapter:
     levels = {"frequencies alone": _entropy(every)}
     return page.Chapter(
         "torchweft.voxels",
-        "Sparse convolutions: which voxels are ridges",
+        "Sparse convolutions: a U-Net on voxels",
         (
             page.paragraph(f"{why}{_text(surface, test)}"),
             page.cards(_numbers(every, test, table, times)),
@@ -114,7 +114,7 @@ def _times(model: Segmenter, tile: Part, test: Part) -> dict[str, dict[str, floa
     device = tile.label.device
     models: dict[str, nn.Module] = {"torchweft": model, "plain torch": plain(model)}
     passes = {name: partial(predicted, m, test.tensor) for name, m in models.items()}
-    fresh = {"torchweft": model}
+    fresh: dict[str, nn.Module] = {"torchweft": model}
     if _has_spconv(device):
         fresh["spconv"] = SpconvSegmenter(model)
     new = {name: partial(_predicted_anew, m, test.tensor) for name, m in fresh.items()}

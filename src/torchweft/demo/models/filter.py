@@ -28,6 +28,7 @@ __all__ = [
     "best_filters",
     "fit",
     "graph_of",
+    "message_layer",
     "neighbour_mean",
     "plain_gather",
     "step_of",
@@ -77,6 +78,16 @@ def graph_of(surface: Surface, rows: Tensor) -> Graph:
     )
 
 
+def message_layer(phi: Tensor, x: Tensor, weight: Tensor, bias: Tensor, graph: Graph) -> Tensor:
+    """x_i + silu(Σ_f z_if W_f + b): (N, C).  No (E, F, C) tensor is ever formed."""
+    # z_i = Σ φ_e ⊗ x_j over the edges e from j to i: (N, F, C).
+    # Edge e comes from point src[e]; those of point i are seg[i] … seg[i + 1] - 1.
+    z = products.indexed_outer_segment(phi, x, None, graph.src, graph.seg)
+    # Σ_f z_if W_f: the points are a batch, the F matrices of the layer one segment.
+    mixed = products.vecmat_segment(z, weight, graph.matrices).squeeze(1)
+    return x + nn.functional.silu(mixed + bias)
+
+
 class SurfaceFilter(nn.Module):
     """How far each point of a graph is off its surface, in units of σ: (N, 1)."""
 
@@ -100,15 +111,7 @@ class SurfaceFilter(nn.Module):
         amount: Tensor = self.readout(x)
         return amount
 
-    @staticmethod
-    def layer(phi: Tensor, x: Tensor, weight: Tensor, bias: Tensor, graph: Graph) -> Tensor:
-        """x_i + silu(Σ_f z_if W_f + b): (N, C).  No (E, F, C) tensor is ever formed."""
-        # z_i = Σ φ_e ⊗ x_j over the edges e from j to i: (N, F, C).
-        # Edge e comes from point src[e]; those of point i are seg[i] … seg[i + 1] - 1.
-        z = products.indexed_outer_segment(phi, x, None, graph.src, graph.seg)
-        # Σ_f z_if W_f: the points are a batch, the F matrices of the layer one segment.
-        mixed = products.vecmat_segment(z, weight, graph.matrices).squeeze(1)
-        return x + nn.functional.silu(mixed + bias)
+    layer = staticmethod(message_layer)
 
 
 class PlainFilter(SurfaceFilter):

@@ -26,12 +26,10 @@ class E3nnLayer(Layer):
 
     layout = "mul_ir"
 
-    def __init__(
-        self, irreps_in: Irreps, irreps_out: Irreps, harmonics: Irreps, settings: Settings
-    ) -> None:
+    def __init__(self, inward: Irreps, outward: Irreps, y: Irreps, settings: Settings) -> None:
         from e3nn.o3 import TensorProduct
 
-        super().__init__(irreps_in, irreps_out, harmonics, settings)
+        super().__init__(inward, outward, y, settings)
         conv = self.conv
         self.product = TensorProduct(
             str(conv.irreps_in1),
@@ -62,7 +60,7 @@ class SpconvSegmenter(nn.Module):
         import spconv.pytorch as spconv
 
         super().__init__()
-        self.scores = model.scores
+        self.readout = model.scores
         for level, names in enumerate((("fine", "fine2"), ("middle", "middle2"), ("coarse",))):
             for name in names:
                 self.add_module(name, _in_spconv(spconv, getattr(model, name), f"level {level}"))
@@ -73,13 +71,14 @@ class SpconvSegmenter(nn.Module):
         """The scores of each voxel, from voxels whose neighbours are not known yet."""
         from spconv.pytorch import SparseConvTensor
 
+        net: Any = self._modules  # by name
         shape, size = tensor.spatial_shape, tensor.batch_size
-        fine = self.fine(SparseConvTensor(tensor.feats, tensor.C.int(), shape, size))
-        middle = self.middle(self.down(fine))
-        coarse = self.coarse(self.down2(middle))
-        middle = self.middle2(_beside(self.up2(coarse), middle))
-        fine = self.fine2(_beside(self.up(middle), fine))
-        scores: Tensor = self.scores(fine.features)
+        fine = net["fine"](SparseConvTensor(tensor.feats, tensor.C.int(), shape, size))
+        middle = net["middle"](net["down"](fine))
+        coarse = net["coarse"](net["down2"](middle))
+        middle = net["middle2"](_beside(net["up2"](coarse), middle))
+        fine = net["fine2"](_beside(net["up"](middle), fine))
+        scores: Tensor = self.readout(fine.features)
         return scores
 
 

@@ -60,36 +60,35 @@ class Settings(NamedTuple):
     cutoff: float = 4.0  # Å
 
 
+Pair = tuple[Tensor, Tensor]
+
+
 class Layer(nn.Module):
     """Features of atoms from those of their neighbours, and what they add to the energies.
 
     Args:
-        irreps_in: of the features it takes.
-        irreps_out: of those it gives.
-        harmonics: of the edges' directions.
+        inward: irreps of the features it takes.
+        outward: irreps of those it gives.
+        y: irreps of the harmonics of the edges' directions.
         settings: sizes.
     """
 
     layout = "ir_mul"  # channels are next to each other in memory
 
-    def __init__(
-        self, irreps_in: Irreps, irreps_out: Irreps, harmonics: Irreps, settings: Settings
-    ) -> None:
+    def __init__(self, inward: Irreps, outward: Irreps, y: Irreps, settings: Settings) -> None:
         super().__init__()
-        layout, elements, radial = self.layout, len(NUMBERS), settings.radial
-        self.gate = gate_of(irreps_out, layout)
-        wanted = self.gate.irreps_in
-        messages, paths = channelwise(irreps_in, harmonics, wanted)
-        self.conv = TensorProductConv(irreps_in, harmonics, messages, paths, layout=layout)
-        self.before = Linear(irreps_in, irreps_in, layout=layout)
-        self.after = Linear(messages + irreps_in, wanted, num_elements=elements, layout=layout)
+        layout, radial, kinds = self.layout, settings.radial, len(NUMBERS)
+        self.gate = gate_of(outward, layout)
+        to = self.gate.irreps_in
+        messages, paths = channelwise(inward, y, to)
+        self.conv = TensorProductConv(inward, y, messages, paths, layout=layout)
+        self.before = Linear(inward, inward, layout=layout)
+        self.after = Linear(messages + inward, to, num_elements=kinds, layout=layout)
         self.radial = radial_network(settings)
         self.weights = Linear(f"{radial}x0e", f"{self.conv.weight_numel}x0e")
-        self.readout = Linear(irreps_out, "1x0e", layout=layout)
+        self.readout = Linear(outward, "1x0e", layout=layout)
 
-    def forward(
-        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Pair:
         """Features (N, D), and energies (N,)."""
         messages = self.convolved(self.before(h), y, self.radial(radial), graph)
         h = self.gate(self.after(torch.cat([messages, h], 1), element=element))

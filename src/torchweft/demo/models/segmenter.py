@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Segmenter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        a, b, c = WIDTHS
+        a, b, c = WIDTHS  # block: a convolution, a batch norm and ReLU
         self.fine = block(SubMConv3d(2, a, 3, bias=False))
         self.down = block(SparseConv3d(a, b, 2, stride=2, bias=False, indice_key="1"))
         self.middle = block(SubMConv3d(b, b, 3, bias=False))
@@ -95,7 +96,7 @@ def plain(model: Segmenter) -> Segmenter:
     copy = deepcopy(model)
     for child in copy.children():
         if isinstance(child, SparseSequential):
-            child[0] = PlainConvolution(child[0])
+            child[0] = PlainConvolution(cast(SparseConvolution, child[0]))
     return copy
 
 
