@@ -14,6 +14,12 @@ import os
 import shutil
 import subprocess
 
+from torchweft.demo.pictures import DOTS
+from torchweft.demo.pictures import SMALLEST as LETTERS
+
+__all__ = ["MISSING", "WIDTHS", "Browser", "assert_readable", "installed"]
+
+WIDTHS = (390, 900, 1440)  # of a phone, a tablet, a desk
 MISSING = "Chromium is not installed: apt-get install chromium"
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
@@ -86,6 +92,7 @@ class Browser:
 
     def open(self, path, width, dark):
         """Load a file in a window of so many pixels."""
+        self.width = width
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -104,3 +111,55 @@ class Browser:
         """The whole page as a picture."""
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
+
+
+SMALLEST = 12.0  # pixels of letters, also in pictures
+CONTRAST = 4.5  # of text, as WCAG AA has it
+
+_LOOKED_AT = """(() => {
+  const part = e => (e.id || e.className || e.tagName) + ': ' + e.textContent.slice(0, 40);
+  const shown = [...document.querySelectorAll('main *')].filter(e => e.getClientRects().length);
+  const texts = shown.filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = colour => {
+    const [r, g, b] = numbers(colour).map(v => v / 255).map(
+      v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = e => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if ((numbers(colour)[3] ?? 1) > 0) return colour;
+    }
+  };
+  const contrast = e => {
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  return {
+    width: document.documentElement.scrollWidth,
+    wide: shown.filter(e => !e.closest('pre') && e.getBoundingClientRect().right > WIDTH + 1)
+      .map(part),
+    tables: shown.filter(e => e.matches('.scroll') && e.scrollWidth > e.clientWidth + 1).map(part),
+    sizes: texts.map(e => [parseFloat(getComputedStyle(e).fontSize), part(e)]),
+    contrasts: texts.map(e => [contrast(e), part(e)]),
+    pictures: [...document.images].map(i => i.clientWidth / i.naturalWidth),
+  };
+})()"""
+
+
+def assert_readable(browser):
+    """Nothing of the open page is cut off, and all letters are large and dark enough.
+
+    Code may scroll within its own box.  Letters of pictures are as small as `SMALLEST` points.
+    """
+    browser.value("document.querySelectorAll('details').forEach(d => d.open = true)")
+    found = browser.value(_LOOKED_AT.replace("WIDTH", str(browser.width)))
+    assert found["width"] == browser.width
+    assert not found["wide"]
+    assert not found["tables"]
+    assert min(found["sizes"])[0] >= SMALLEST, min(found["sizes"])
+    assert min(found["contrasts"])[0] >= CONTRAST, min(found["contrasts"])
+    letters = [LETTERS * DOTS / 72 * scale for scale in found["pictures"]]
+    assert letters
+    assert min(letters) >= SMALLEST, letters

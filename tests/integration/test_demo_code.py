@@ -5,17 +5,21 @@ cut off after its first method, a ratio upside down, a rotation turned back.
 """
 
 import dis
+import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from tests import browser
 from torchweft.demo import page
 from torchweft.demo.chapters import reductions
 from torchweft.demo.data.surface import load
 from torchweft.demo.models import filter as filters
 from torchweft.demo.models import forecaster, potential, segmenter, transport
 from torchweft.demo.models.transport import Motion, angle, fitted, registered, scans
+from torchweft.demo.pictures import curve
 from torchweft.demo.snippets import shown, snippet
 
 SHOWN = {
@@ -81,6 +85,36 @@ def test_ratios_are_the_time_of_others_over_ours():
     assert "<th>torchweft</th><th>e3nn</th><th>plain torch</th>" in table
     assert "<td>10.0</td><td>5.0 (0.50\u00a0×)</td><td>25.0 (2.5\u00a0×)</td>" in table
     assert "<td>1.0</td><td>–</td><td>3.0 (3.0\u00a0×)</td>" in table
+
+
+@pytest.mark.skipif(browser.installed() is None, reason=browser.MISSING)
+def test_the_style_of_pages_is_readable(tmp_path):
+    """Seen red with: pictures for wide screens alone, soft letters that are too light, small ones,
+    code that may not scroll.
+    """
+    found = {
+        "training step": {"torchweft": 10.0, "e3nn": 5000.0, "plain torch": 25000.0},
+        "energies and forces": {"torchweft": 1.0, "plain torch": 3.0},
+    }
+    levels = {"constant guess": 3.0}
+    losses = (4 * 0.98 ** np.arange(100)).tolist()
+    blocks = (
+        page.paragraph("Text with `code_of_a_long_name_that_is_one_word`. " * 8),
+        page.cards([("2.07 eV/Å", "error of forces"), *page.leads(found), ("1e-06", "change")]),
+        page.formula("<span><i>y</i> = Σ<sub><i>k</i></sub> <i>x</i></span>" * 9),
+        shown(potential.Layer),
+        page.drawn(partial(curve, losses, levels, "RMS error"), "A curve. " * 20),
+        page.times("Times. " * 20, found),
+        page.details("More", page.table("Errors.", ["", "forces"], [("a", "1.0e-7")], 0)),
+        page.documentation({"o3": "families/o3", "nowhere": "no/page"}),
+    )
+    text = page.page("Title", "A lead. " * 9, [page.Chapter("torchweft.o3", "A title", blocks)], [])
+    path = tmp_path / "index.html"
+    path.write_text(text, encoding="utf-8")
+    with browser.Browser(tmp_path) as seen:
+        for width, dark in itertools.product(browser.WIDTHS, (False, True)):
+            seen.open(path, width, dark)
+            browser.assert_readable(seen)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 
 from tests import browser
 from torchweft import demo
-from torchweft.demo import pictures
 from torchweft.demo.chapters import CHAPTERS, reductions
+from torchweft.demo.inspection import inspect
 from torchweft.demo.models import filter as training
 from torchweft.demo.models import forecaster, potential, segmenter
 
@@ -123,58 +123,25 @@ def test_progress_is_told(made):
     assert path.name == "index.html"
 
 
-SMALLEST = 12.0  # pixels of letters, also in pictures
-CONTRAST = 4.5  # of text, as WCAG AA has it
-
-LOOKED_AT = """(() => {
-  const part = e => (e.id || e.className || e.tagName) + ': ' + e.textContent.slice(0, 40);
-  const shown = [...document.querySelectorAll('main *')].filter(e => e.getClientRects().length);
-  const texts = shown.filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
-  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
-  const light = colour => {
-    const [r, g, b] = numbers(colour).map(v => v / 255).map(
-      v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = e => {
-    for (; e; e = e.parentElement) {
-      const colour = getComputedStyle(e).backgroundColor;
-      if ((numbers(colour)[3] ?? 1) > 0) return colour;
-    }
-  };
-  const contrast = e => {
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05);
-  };
-  return {
-    width: document.documentElement.scrollWidth,
-    wide: shown.filter(e => !e.closest('pre') && e.getBoundingClientRect().right > innerWidth + 1)
-      .map(part),
-    tables: shown.filter(e => e.matches('.scroll') && e.scrollWidth > e.clientWidth + 1).map(part),
-    sizes: texts.map(e => [parseFloat(getComputedStyle(e).fontSize), part(e)]),
-    contrasts: texts.map(e => [contrast(e), part(e)]),
-    pictures: [...document.images].map(
-      i => [i.clientWidth / i.naturalWidth, i.currentSrc.length]),
-  };
-})()"""
-
-
 @pytest.mark.skipif(browser.installed() is None, reason=browser.MISSING)
 def test_a_page_is_readable_at_three_widths_light_and_dark(made, tmp_path):
     """Leaves screenshots in its folder."""
     with browser.Browser(tmp_path) as seen:
-        for width, dark in itertools.product((390, 900, 1440), (False, True)):
+        for width, dark in itertools.product(browser.WIDTHS, (False, True)):
             seen.open(made[0], width, dark)
-            seen.value("document.querySelectorAll('details').forEach(d => d.open = true)")
-            found = seen.value(LOOKED_AT)
-            assert found["width"] == width
-            assert not found["wide"]
-            assert not found["tables"]
-            assert min(found["sizes"])[0] >= SMALLEST, min(found["sizes"])
-            assert min(found["contrasts"])[0] >= CONTRAST, min(found["contrasts"])
-            letters = [pictures.SMALLEST * pictures.DOTS / 72 * s for s, _ in found["pictures"]]
-            assert len(letters) >= 7
-            assert min(letters) >= SMALLEST, letters
+            browser.assert_readable(seen)
             picture = tmp_path / f"{width}-{'dark' if dark else 'light'}.png"
             seen.screenshot(picture)
             assert picture.stat().st_size > 100_000
+
+
+@pytest.mark.skipif(browser.installed() is None, reason=browser.MISSING)
+def test_the_page_of_inspect_is_readable_too(tmp_path):
+    x, y = np.meshgrid(0.1 * np.arange(40), 0.1 * np.arange(30))
+    np.save(tmp_path / "sheet.npy", np.stack([x, y, np.sin(x)], -1).reshape(-1, 3))
+    path = inspect(tmp_path / "sheet.npy", None, 3, 8, tmp_path / "page")
+    with browser.Browser(tmp_path) as seen:
+        for width, dark in itertools.product(browser.WIDTHS, (False, True)):
+            seen.open(path, width, dark)
+            browser.assert_readable(seen)
+            seen.screenshot(tmp_path / f"inspect-{width}-{'dark' if dark else 'light'}.png")

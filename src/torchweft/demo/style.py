@@ -30,7 +30,7 @@ p { max-width: 42em; }
   margin: 26px 0; }
 .cards div { background: var(--panel); border-radius: 10px; padding: 14px 16px; }
 .cards b { display: block; font-size: 24px; line-height: 1.2; letter-spacing: -0.02em;
-  white-space: nowrap;  font-variant-numeric: tabular-nums; }
+  white-space: nowrap; font-variant-numeric: tabular-nums; }
 .cards span { color: var(--soft); font-size: 14px; line-height: 1.35; display: block;
   margin-top: 4px; }
 .cards div:last-child b { color: var(--accent); }
