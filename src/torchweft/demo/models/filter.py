@@ -141,7 +141,7 @@ def tiles_of(surface: Surface, device: torch.device, seed: int) -> list[Graph]:
     A part of few points is measured again until there are `TILE` of them, with other noise.
     """
     rows = (~surface.held_out).nonzero().squeeze(1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1)  # `seed` gave the first noise
     copies = [measured(surface, generator) for _ in range(TILE // len(rows))]
     parts = [(s, part) for s in (surface, *copies) for part in split(s.base[rows], TILE)]
     return [graph_of(s, rows[part]).to(device) for s, part in track(parts, "neighbours")]
