@@ -78,8 +78,8 @@ def test_ratios_are_the_time_of_others_over_ours():
         "inference": {"torchweft": 1.0, "plain torch": 3.0},
     }
     assert page.leads(found) == [
-        ("0.50\u00a0×", "training step: the time of e3nn over ours"),
-        ("3.0\u00a0×", "inference: the time of plain torch over ours"),
+        ("0.50\u00a0×", "training step: time of e3nn / time of torchweft"),
+        ("3.0\u00a0×", "inference: time of plain torch / time of torchweft"),
     ]
     table = page.times("Some.", found)
     assert "<th>torchweft</th><th>e3nn</th><th>plain torch</th>" in table

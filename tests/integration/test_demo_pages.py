@@ -97,7 +97,7 @@ def test_each_chapter_has_its_code_a_constant_guess_and_both_ratios(made):
         assert "constant guess" in text
         cards = re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", text)
         ratios = [what for number, what in cards if number.endswith("×")]
-        assert sum("over ours" in what for what in ratios) >= 2, ratios
+        assert sum("/ time of torchweft" in what for what in ratios) >= 2, ratios
         assert "Read more" in text
 
 

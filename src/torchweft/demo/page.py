@@ -148,7 +148,10 @@ def leads(found: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
     """Cards: the time of the first other library over ours, for each task of `times`."""
     first = {what: next(name for name in ms if name != OURS) for what, ms in found.items()}
     return [
-        (ratio(found[what][other], found[what][OURS]), f"{what}: the time of {other} over ours")
+        (
+            ratio(found[what][other], found[what][OURS]),
+            f"{what}: time of {other} / time of torchweft",
+        )
         for what, other in first.items()
     ]
 

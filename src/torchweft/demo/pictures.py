@@ -95,7 +95,7 @@ def curve(losses: Sequence[float], levels: Mapping[str, float], name: str, width
     axis = figure.subplots()
     medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, WINDOW), axis=1)
     middle = np.arange(len(medians)) + WINDOW // 2
-    axis.plot(losses, color=ACCENT, alpha=0.3, linewidth=0.8, label="each step")
+    axis.plot(losses, color=ACCENT, alpha=0.45, linewidth=0.8, label="each step")
     axis.plot(middle, medians, color=ACCENT, linewidth=2.2, label=f"median of {WINDOW} steps")
     for (what, level), style in zip(levels.items(), ((0, (5, 3)), (0, (1, 2))), strict=False):
         axis.axhline(level, color=GREY, linewidth=1.4, linestyle=style, label=what)
@@ -210,7 +210,7 @@ def _frame(axis: Axes, title: str, box: Tensor) -> None:
     left, floor = x - 0.92 * half, y - 0.92 * half
     axis.plot([left, left + length], [floor, floor], color=GREY, linewidth=2)
     axis.text(
-        left, floor + 0.04 * half, f"{length} long", color=GREY, fontsize=SMALLEST, va="bottom"
+        left, floor + 0.04 * half, f"length {length}", color=GREY, fontsize=SMALLEST, va="bottom"
     )
 
 

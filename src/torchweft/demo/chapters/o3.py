@@ -146,7 +146,7 @@ def _story(
     numbers = [
         (f"{found[GUESS].force:.2f} eV/Å", "error of forces, constant guess: zero"),
         *page.leads(times),
-        (f"{asymmetry:.0e}", "relative change of forces when a molecule is rotated"),
+        (f"{asymmetry:.0e}", "relative difference of rotating before and after"),
         (f"{found[OURS].force:.2f} eV/Å", "error of forces, trained network"),
     ]
     meaning = (

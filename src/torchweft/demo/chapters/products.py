@@ -31,7 +31,7 @@ from torchweft.demo.snippets import shown
 
 __all__ = ["chapter"]
 
-MEASURED, OURS = "as measured", "learned filter"
+MEASURED, OURS = "as measured", "trained network"
 STEP_ROUNDS, SURFACE_ROUNDS = 9, 3
 
 _FORMULA = (
@@ -166,7 +166,7 @@ def _story(
     if errors[OURS] >= errors[MEASURED]:
         text += " On this cloud it makes them worse: they differ too much from what it learned."
     numbers = [
-        (_length(errors[MEASURED], surface), "error as measured: the constant guess, no noise"),
+        (_length(errors[MEASURED], surface), "error of the constant guess: the points as measured"),
         (_length(others, surface), "error of the best filter without training"),
         *page.leads(times),
         (_length(errors[OURS], surface), "error of the trained network"),

@@ -222,10 +222,10 @@ def _story(
     numbers = [
         (
             f"{rms[0]:#.3g}\N{NO-BREAK SPACE}{unit}",
-            "error as measured: the constant guess, no noise",
+            "error of the constant guess: the points as measured",
         ),
         *page.leads(times),
-        (faster, "blocks of pairs: the time of all pairs over theirs"),
+        (faster, "time of all pairs / time of blocks of pairs"),
         (f"{rms[1]:#.3g}\N{NO-BREAK SPACE}{unit}", "error after smoothing"),
     ]
     return [
