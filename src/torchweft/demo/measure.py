@@ -105,4 +105,5 @@ def machine(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
     processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} processors, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{processor}, {os.cpu_count()} processors, {threads} thread{'s' * (threads > 1)}"

@@ -16,6 +16,7 @@ from torchweft.errors import BackendError
 
 __all__ = [
     "NARROW",
+    "SHORT",
     "WIDE",
     "Chapter",
     "cards",
@@ -37,6 +38,7 @@ __all__ = [
 
 WIDE, NARROW = 8.4, 3.7  # inches of a picture on a desk and on a phone
 OURS = "torchweft"
+SHORT = " On so few points the times below are mostly those of the calls, not of the sums."
 
 
 class Chapter(NamedTuple):
@@ -88,7 +90,7 @@ def formula(html: str) -> str:
 def cards(numbers: Sequence[tuple[str, str]]) -> str:
     """(number, what it is), in large letters; the last one stands out."""
     inner = "".join(f"<div><b>{escape(n)}</b><span>{escape(w)}</span></div>" for n, w in numbers)
-    columns = len(numbers) if len(numbers) < 6 else 3
+    columns = len(numbers) if len(numbers) < 6 else (len(numbers) + 1) // 2
     return f'<div class="cards" style="--columns: {columns}">{inner}</div>'
 
 

@@ -269,7 +269,7 @@ def overlaid(fixed: Tensor, views: Mapping[str, Tensor], width: float) -> bytes:
     axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True)
     for axis, (title, moving) in zip(axes.flat, views.items(), strict=True):
         for points, colour, name in ((fixed, CHARGES[0], "first scan"), (moving, ACCENT, "second")):
-            size = 0.3 * dot_size(len(points), width / columns)
+            size = 0.5 * dot_size(len(points), width / columns)
             x, y = (points @ plane).T.numpy()
             axis.scatter(x, y, s=size, color=colour, linewidths=0, alpha=0.8, label=name)
         axis.set_title(title, color=GREY, fontsize=TITLE, loc="left")
@@ -332,7 +332,7 @@ def _scatter(axis: Axes, surface: Surface, points: Tensor, width: float) -> None
 
 def dot_size(count: int, width: float) -> float:
     """Of a scatter of so many points that fill a part so many inches wide, in square points."""
-    return min(max(0.25 * (72 * width) ** 2 / count, 2.0), 60.0)
+    return min(max(0.14 * (72 * width) ** 2 / count, 2.0), 40.0)
 
 
 def _plane(surface: Surface) -> Tensor:

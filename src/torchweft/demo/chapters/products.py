@@ -165,6 +165,8 @@ def _story(
     )
     if errors[OURS] >= errors[MEASURED]:
         text += " On this cloud it makes them worse: they differ too much from what it learned."
+    if surface.small:
+        text += page.SHORT
     numbers = [
         (_length(errors[MEASURED], surface), "error of the constant guess: the points as measured"),
         (_length(others, surface), "error of the best filter without training"),

@@ -36,7 +36,6 @@ REACH = 5.0  # radius, in σ: the weight beyond is below e^−12.5
 CELL = 6.0  # edge of the clusters, in spacings
 ROUNDS = 3  # of what some of the points need; all pairs of all are timed once
 FEW = 128  # points whose sums others and float64 form too: of all they would take minutes
-SMALL = 5000  # points
 BLOCK = 64  # rows of a block of plain torch
 
 _FORMULA = (
@@ -215,8 +214,8 @@ def _story(
         f"the boxes around two clusters of points are more than {REACH:g} σ apart, their pairs can "
         f"be left out, which leaves {100 * sparse.pairs / dense.pairs:.3g}% of all pairs."
     )
-    if len(part.base) < SMALL:
-        text += " On so few points the times below are mostly those of a call, not of the sums."
+    if surface.small:
+        text += page.SHORT
     unit = surface.unit if surface.grid else "sp."
     faster = page.ratio(dense.milliseconds, sparse.milliseconds)
     numbers = [

@@ -56,7 +56,7 @@ def chapter(options: Options) -> page.Chapter:
     levels = {"frequencies alone": _entropy(every)}
     return page.Chapter(
         "torchweft.voxels",
-        "Sparse convolutions: a U-Net on voxels",
+        "Sparse convolutions: the kinds of voxels",
         (
             page.paragraph(f"{why}{_text(surface, test)}"),
             page.cards(_numbers(every, test, table, times)),

@@ -44,7 +44,7 @@ NOISE = 0.2  # σ of a cloud, in units of its spacing
 SPIKES, SPIKE = 0.1, 8.0  # one point in ten is off by eight times as much
 AROUND = 16  # neighbours that show a cloud's normal at a point
 HELD_OUT = 0.4  # of the points, at one end of the surface: never learned from
-FEWEST, MOST = 256, 200_000  # points
+FEWEST, SMALL, MOST = 256, 5000, 200_000  # points
 METRES_PER_DEGREE = 111_320.0
 
 
@@ -65,6 +65,11 @@ class Surface:
     spacing: float  # median distance of a point to its nearest
     sigma: float
     grid: tuple[int, int] | None  # rows and columns of a map; None for a cloud
+
+    @property
+    def small(self) -> bool:
+        """Whether sums over its points take less time than a call."""
+        return len(self.truth) < SMALL
 
     def rmse(self, points: Tensor, rows: Tensor) -> float:
         """Root mean square distance of some of the points to their true places."""
