@@ -225,7 +225,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_the_help_names_every_format():
-    assert set(SUFFIXES.split()) == set(READERS)
+    assert {word for word in SUFFIXES.split() if word.startswith(".")} == set(READERS)
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
