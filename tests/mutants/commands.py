@@ -34,8 +34,8 @@ MUTANTS = [
     ),
     Mutant(
         "a log has its first line after ten seconds",
-        "next_line = begin + FIRST",
-        "next_line = begin + QUIET",
+        "        with step(what):\n            yield from _logged(items, what)\n",
+        "        yield from _logged(items, what)\n",
         PROGRESS,
     ),
     Mutant(
