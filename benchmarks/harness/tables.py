@@ -229,7 +229,7 @@ def _peers_of(ours: Row, rows: Sequence[Row]) -> list[Row]:
     """What others did of the same; eager calls of ours are compared with eager calls."""
     same = (ours.case, ours.phase, ours.dtype)
     peers = [r for r in rows if r.peer != "torchweft" and (r.case, r.phase, r.dtype) == same]
-    eager = f" {ours.backend}" not in WAYS
+    eager = not f" {ours.backend}".endswith(WAYS)
     return [r for r in peers if not (eager and r.peer.endswith(WAYS))]
 
 
