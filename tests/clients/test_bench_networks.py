@@ -1,4 +1,4 @@
-"""Whole transformers in the benchmark, small: L-GATr's own network is checked and timed beside ours.
+"""Whole transformers in the benchmark, small: L-GATr's own network is checked beside ours.
 
 Seen red with: weights that are not ours, gradients in our order, dropped factors of a conversion.
 """
@@ -15,7 +15,7 @@ from tests.recorders import captured
 from torchweft.clifford import from_lgatr
 
 CPU = torch.device("cpu")
-CASES = load_suite("networks", "tiny L-GATr").cases
+CASES = load_suite("networks", "L-GATr tiny").cases
 
 
 @pytest.fixture(autouse=True)
