@@ -280,7 +280,14 @@ def run(options: argparse.Namespace) -> None:
         except BackendError as error:  # a model of a library that no rank has
             say(f"{case.name}: left out, {error}")
             continue
-        row = {"case": case.name, "kind": case.kind, "ranks": size} | measured(call, part) | here
+        try:
+            found = measured(call, part)
+        except torch.OutOfMemoryError as error:  # one of several ranks cannot go on alone
+            if size > 1:
+                raise
+            say(f"{case.name} ({case.kind}): left out, {error}")
+            continue
+        row = {"case": case.name, "kind": case.kind, "ranks": size} | found | here
         if rank == 0:
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
