@@ -87,14 +87,18 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+USED = ("torch", "triton", "numba", "numpy", "matplotlib")
+COMPARED = ("e3nn", "pykeops", "spconv")
+
+
 def versions() -> str:
-    """Versions of python, of the packages that torchweft uses, and of those it is compared with."""
+    """Versions of python, of packages that torchweft uses, and of those it is compared with."""
     found = [f"python {platform.python_version()}"]
-    for name in ("torch", "triton", "numba", "numpy", "matplotlib", "e3nn", "pykeops", "spconv"):
+    for name in USED + COMPARED:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name}")
+            found += [f"no {name}"] if name in USED else []
     return ", ".join(found)
 
 
