@@ -103,7 +103,7 @@ def test_the_style_of_pages_is_readable(tmp_path):
         page.cards([("2.07 eV/Å", "error of forces"), *page.leads(found), ("1e-06", "change")]),
         page.formula("<span><i>y</i> = Σ<sub><i>k</i></sub> <i>x</i></span>" * 9),
         shown(potential.Layer),
-        page.drawn(partial(curve, losses, levels, "RMS error"), "A curve. " * 20),
+        page.figure(partial(curve, losses, levels, "RMS error"), "A curve. " * 20),
         page.times("Times. " * 20, found),
         page.details("More", page.table("Errors.", ["", "forces"], [("a", "1.0e-7")], 0)),
         page.documentation({"o3": "families/o3", "nowhere": "no/page"}),

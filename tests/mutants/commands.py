@@ -118,8 +118,8 @@ MUTANTS = [
     ),
     Mutant(
         "the demo's pages have pictures for wide screens alone",
-        "return figure(draw(WIDE), caption, draw(NARROW))",
-        "return figure(draw(WIDE), caption)",
+        "_data(draw(width)) for width in (WIDE, NARROW)",
+        "_data(draw(WIDE)) for width in (WIDE, NARROW)",
         CODE + " -k style",
     ),
     Mutant(

@@ -148,7 +148,7 @@ def _cloud(num_points: int, clouds: Mapping[float, SparseTensor], chosen: Layer)
     edge = min(fits, key=lambda e: abs(e - chosen.size))
     places = clouds[edge].C[:, 1:]
     picture = partial(blocks, places, {f"edge {edge:g}": _levels(places[:, 2])}, (), LAND)
-    return page.cards(numbers), page.drawn(
+    return page.cards(numbers), page.figure(
         picture, "Its voxels, coloured by height: green is low, white high."
     )
 
@@ -203,7 +203,7 @@ def _offsets(chosen: Layer) -> tuple[str, ...]:
         f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "
         f"{chosen.size:g}, one square for each place along the third axis."
     )
-    return page.paragraph(text), page.drawn(partial(_offsets_picture, chosen), caption)
+    return page.paragraph(text), page.figure(partial(_offsets_picture, chosen), caption)
 
 
 def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
     picture = partial(_waste_picture, [layer for layer in layers if layer.kernel == kernel])
     return (
         page.paragraph(text),
-        page.drawn(picture, f"Tile waste with kernel {kernel}³ over the size of voxels."),
+        page.figure(picture, f"Tile waste with kernel {kernel}³ over the size of voxels."),
         page.table(caption, head, lines),
     )
 
@@ -242,7 +242,7 @@ def _groups(chosen: Layer) -> tuple[str, ...]:
     caption = "Groups of at most six offsets, at several alignments of their rows."
     return (
         page.paragraph(text),
-        page.drawn(
+        page.figure(
             partial(_groups_picture, found),
             f"Rows of each group, edge {chosen.size:g}, kernel {chosen.kernel}³, rows in multiples "
             "of 4; above a bar, its offsets.",

@@ -23,7 +23,6 @@ __all__ = [
     "code",
     "details",
     "documentation",
-    "drawn",
     "figure",
     "formula",
     "leads",
@@ -94,18 +93,17 @@ def cards(numbers: Sequence[tuple[str, str]]) -> str:
     return f'<div class="cards" style="--columns: {columns}">{inner}</div>'
 
 
-def drawn(draw: Callable[[float], bytes], caption: str) -> str:
-    """A picture that is drawn for wide and for narrow screens, given the inches of its width."""
-    return figure(draw(WIDE), caption, draw(NARROW))
+def figure(draw: Callable[[float], bytes], caption: str) -> str:
+    """A picture for wide and one for narrow screens, both carried inside the page.
 
-
-def figure(png: bytes, caption: str, narrow: bytes | None = None) -> str:
-    """A picture, carried inside the page, and perhaps another one for narrow screens."""
-    source = ""
-    if narrow is not None:
-        source = f'<source media="(max-width: 640px)" srcset="{_data(narrow)}">'
+    Args:
+        draw: a PNG file of so many inches width.
+        caption: below it.
+    """
+    wide, narrow = (_data(draw(width)) for width in (WIDE, NARROW))
     return (
-        f'<figure><picture>{source}<img src="{_data(png)}" alt="{escape(caption)}"></picture>'
+        f'<figure><picture><source media="(max-width: 640px)" srcset="{narrow}">'
+        f'<img src="{wide}" alt="{escape(caption)}"></picture>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
@@ -119,7 +117,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], best
     titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join(
         f"<tr{' class=best' if number == best else ''}>"
-        + "".join(f"<td>{escape(cell.replace('e-', 'e−'))}</td>" for cell in row)
+        + "".join(f"<td>{escape(_number(cell))}</td>" for cell in row)
         + "</tr>"
         for number, row in enumerate(rows)
     )
@@ -127,6 +125,11 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], best
         f'<div class="table"><figcaption>{escape(caption)}</figcaption><div class="scroll">'
         f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div></div>"
     )
+
+
+def _number(cell: str) -> str:
+    """With a minus that no line ends at."""
+    return re.sub(r"(?<=\de)-", "−", cell)
 
 
 def times(caption: str, found: Mapping[str, Mapping[str, float]]) -> str:

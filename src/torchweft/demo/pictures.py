@@ -149,36 +149,31 @@ def forecasts(
     middle = path.flatten(0, 1).mean(0)
     plane = torch.linalg.svd(path.flatten(0, 1) - middle).Vh[:2].T
     flat = (path - middle) @ plane
-    ends = {name: ((p - middle) @ plane, m, c) for name, (p, m, c) in views.items()}
-    colours = [CHARGES[int(q > 0)] for q in charge]
-    for body, colour in enumerate(colours):
-        x, y = flat[:, body].T.numpy()
-        axes[0].plot(x, y, color=colour, linewidth=2)
-        axes[0].plot(x[0], y[0], "o", color=colour, markersize=7)
-        axes[0].annotate(
-            f"{body + 1}",
-            flat[0, body],
-            (6, 6),
-            color=GREY,
-            fontsize=TITLE,
-            textcoords="offset points",
-        )
+    ends = [((p - middle) @ plane, marker, colour) for p, marker, colour in views.values()]
+    every = (*flat, *(places for places, _, _ in ends))
+    reach = max(float((places - flat[0]).abs().max()) for places in every)
     _frame(axes[0], "all particles", flat.flatten(0, 1))
-    reach = max(float((p - flat[0]).abs().max()) for p in (*flat, *(e[0] for e in ends.values())))
-    for body, colour in enumerate(colours):
-        axis = axes[1 + body]
-        x, y = flat[:, body].T.numpy()
-        axis.plot(x, y, color=colour, linewidth=2.4)
-        axis.plot(x[0], y[0], "o", color=colour, markersize=8)
-        axis.plot(
-            x[-1], y[-1], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.8
-        )
-        for places, marker, shade in ends.values():
+    for body, axis in enumerate(axes[1 : 1 + len(charge)]):
+        colour = CHARGES[int(charge[body] > 0)]
+        for picture in (axes[0], axis):
+            _path(picture, flat[:, body], colour)
+        place = {"xytext": (6, 6), "textcoords": "offset points"}
+        axes[0].annotate(f"{body + 1}", flat[0, body], color=GREY, fontsize=TITLE, **place)
+        for places, marker, shade in ends:
             axis.plot(*places[body].numpy(), marker, color=shade, markersize=8, markeredgewidth=2)
+        x, y = flat[-1, body].numpy()
+        axis.plot(x, y, "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.8)
         box = flat[0, body] + reach * torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
         _frame(axis, f"particle {body + 1}", box)
     _legend(figure, *_marks(views), width)
     return png(figure)
+
+
+def _path(axis: Axes, places: Tensor, colour: str) -> None:
+    """(T, 2) places, with a disk where they begin."""
+    x, y = places.T.numpy()
+    axis.plot(x, y, color=colour, linewidth=2.2)
+    axis.plot(x[0], y[0], "o", color=colour, markersize=8)
 
 
 def _marks(views: Mapping[str, tuple[Tensor, str, str]]) -> tuple[list[Line2D], list[str]]:
@@ -238,19 +233,10 @@ def earthworks(surface: Surface, ways: tuple[Tensor, Tensor, Tensor], width: flo
     starts, ends, share = (t.cpu() for t in ways)
     sizes = (share / share.max()).sqrt().numpy()
     for start, end, size in zip(starts.numpy(), ends.numpy(), sizes, strict=True):
-        axis.annotate(
-            "",
-            end,
-            start,
-            arrowprops={
-                "arrowstyle": "-|>",
-                "linewidth": 0.5 + 2 * size,
-                "color": INK,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "mutation_scale": 6 + 6 * size,
-            },
-        )
+        width_and_head = {"linewidth": 0.5 + 2 * size, "mutation_scale": 6 + 6 * size}
+        whole_way = {"shrinkA": 0, "shrinkB": 0}
+        style = {"arrowstyle": "-|>", "color": INK, **width_and_head, **whole_way}
+        axis.annotate("", end, start, arrowprops=style)
     axis.set_axis_off()
     bar = figure.colorbar(image, ax=axis, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
     bar.set_label(f"height above the mean [{surface.unit}]", color=GREY, fontsize=SMALLEST)

@@ -64,10 +64,10 @@ def chapter(options: Options) -> page.Chapter:
     levels = {name: errors[name] for name in (STILL, STRAIGHT)}
     blocks = (
         *_story(errors, times, asymmetry, len(data.train.charge)),
-        page.drawn(partial(_picture, data, views), _PICTURE),
+        page.figure(partial(_picture, data, views), _PICTURE),
         _errors_table(errors),
         _times_table(times, data),
-        page.drawn(partial(curve, losses, levels, "RMS error"), _CURVE),
+        page.figure(partial(curve, losses, levels, "RMS error"), _CURVE),
         page.details(
             "How exact: against float64, and rotated",
             _exactness_table(model, dense, data.test.of(torch.arange(FEW, device=options.device))),

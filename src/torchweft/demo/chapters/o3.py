@@ -71,28 +71,25 @@ def chapter(options: Options) -> page.Chapter:
         "components of forces [eV/Å]": (test.force.flatten(), force.flatten()),
     }
     forces = "RMS error of forces [eV/Å]"
+    calls = str(explain(energies_and_forces, model, test))
     blocks = (
         *_story(data, found, times, _asymmetry(model, few)),
-        page.drawn(partial(parity, views), _PARITY.format(data.labels)),
+        page.figure(partial(parity, views), _PARITY.format(data.labels)),
         _errors_table(found),
         _times_table(times, test, model),
-        page.drawn(partial(curve, losses, {GUESS: found[GUESS].force}, forces), _CURVE),
+        page.figure(partial(curve, losses, {GUESS: found[GUESS].force}, forces), _CURVE),
         page.details("How exact: against float64, and rotated", _exactness_table(model, few)),
-        page.details(
-            "What runs: torchweft.explain of the energies and forces",
-            page.code(str(explain(energies_and_forces, model, test))),
-        ),
-        page.documentation(
-            {
-                "o3": "families/o3",
-                "training a potential": "how-to/train_a_potential",
-                "MACE": "how-to/use_with_mace",
-            }
-        ),
+        page.details("What runs: torchweft.explain of the energies and forces", page.code(calls)),
+        page.documentation(_PAGES),
     )
     return page.Chapter("torchweft.o3", "Energies and forces of molecules", blocks)
 
 
+_PAGES = {
+    "o3": "families/o3",
+    "training a potential": "how-to/train_a_potential",
+    "MACE": "how-to/use_with_mace",
+}
 _PARITY = (
     "Held-out geometries: what {} computes (across) and what the network predicts (up), a dot for "
     "each. On the dashed line they agree. Energies are relative to the mean of each element."

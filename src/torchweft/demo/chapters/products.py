@@ -52,7 +52,6 @@ def chapter(options: Options) -> page.Chapter:
     model = SurfaceFilter().to(device)
     tiles = tiles_of(surface, device, options.seed)
     losses = fit(model, tiles, options.seed)
-
     graph = graph_of(surface, torch.arange(len(surface.truth))).to(device)
     filters = best_filters(surface, graph, surface.held_out)
     restored = restore(model, graph, surface)
@@ -67,27 +66,24 @@ def chapter(options: Options) -> page.Chapter:
         "the truth": surface.truth,
     }
     times = _times(model, tiles[0], graph)
+    calls = explain(restore, model, graph, surface)
     blocks = [
         *_story(surface, graph, errors, times),
-        page.drawn(partial(panels, surface, views), _panels_caption(surface, errors)),
+        page.figure(partial(panels, surface, views), _panels_caption(surface, errors)),
         _errors_table(surface, errors),
         _times_table(times, tiles[0], graph),
-        page.drawn(partial(curve, *_learning(surface, losses, errors, rival)), _CURVE),
+        page.figure(partial(curve, *_learning(surface, losses, errors, rival)), _CURVE),
     ]
     if surface.grid:
         caption = "The whole map, restored. The filter was trained below the dashed line."
-        blocks.append(page.drawn(partial(whole, surface, restored), caption))
+        blocks.append(page.figure(partial(whole, surface, restored), caption))
     blocks += [
         page.details("How exact: each product against float64", _accuracy_table(model, tiles[0])),
-        page.details(
-            "What runs: torchweft.explain of the restoration",
-            page.code(str(explain(restore, model, graph, surface))),
-        ),
+        page.details("What runs: torchweft.explain of the restoration", page.code(str(calls))),
         page.documentation({"products": "families/products", "PyG layers": "how-to/use_with_pyg"}),
     ]
-    return page.Chapter(
-        "torchweft.products", "Message passing: a network that removes noise", tuple(blocks)
-    )
+    title = "Message passing: a network that removes noise"
+    return page.Chapter("torchweft.products", title, tuple(blocks))
 
 
 def restore(model: SurfaceFilter, graph: Graph, surface: Surface) -> Tensor:

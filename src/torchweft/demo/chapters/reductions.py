@@ -270,7 +270,7 @@ def _levelled(surface: Surface, options: Options) -> tuple[str, ...]:
     return (
         page.paragraph(text),
         shown(carried),
-        page.drawn(partial(earthworks, surface, (starts, ends, share)), caption),
+        page.figure(partial(earthworks, surface, (starts, ends, share)), caption),
     )
 
 
@@ -302,6 +302,6 @@ def _laid_over(surface: Surface, options: Options) -> tuple[str, ...]:
     return (
         page.paragraph(text),
         shown(registered),
-        page.drawn(partial(overlaid, found.fixed, views), caption),
+        page.figure(partial(overlaid, found.fixed, views), caption),
         page.table(errors, ["", "rotation", "distance"], rows, 1),
     )

@@ -63,14 +63,13 @@ def chapter(options: Options) -> page.Chapter:
             page.formula(_FORMULA),
             page.paragraph(_meaning(tiles, test)),
             shown(Segmenter),
-            page.drawn(
+            page.figure(
                 partial(blocks, places, views, kinds, COLOURS),
-                "The held-out part as the network sees it: voxels, here coloured by kind. Above, "
-                "the true kinds; below, what the network predicts.",
+                _VOXELS,
             ),
             _kinds_table(kinds, table),
             _times_table(times, tiles[0], test),
-            page.drawn(partial(curve, losses, levels, "cross entropy"), _CURVE),
+            page.figure(partial(curve, losses, levels, "cross entropy"), _CURVE),
             page.details(
                 "How exact: the network and its layers against float64",
                 _network_table(model, test.tensor),
@@ -83,6 +82,10 @@ def chapter(options: Options) -> page.Chapter:
     )
 
 
+_VOXELS = (
+    "The held-out part as the network sees it: voxels, here coloured by kind. Above, the true "
+    "kinds; below, what the network predicts."
+)
 _CURVE = (
     f"Training, on a logarithmic axis. Thin: the cross entropy of each step, on one tile. Thick: "
     f"the median of {WINDOW} steps. Dashed: the constant guess, which knows only how frequent each "
@@ -278,10 +281,7 @@ def _accuracy_table(tensor: SparseTensor) -> str:
 
 def _times_table(times: dict[str, dict[str, float]], tile: Part, test: Part) -> str:
     if "inference on new voxels" in times:
-        spconv = (
-            "spconv: its layers for the CPU, which have no backward, so that its inference alone "
-            "is timed, neighbours included. "
-        )
+        spconv = "spconv: inference alone, as its CPU layers have no backward; it finds the pairs. "
     elif installed("spconv"):
         spconv = "spconv is not timed: on the CPU it is right with OMP_NUM_THREADS=1 only. "
     else:
