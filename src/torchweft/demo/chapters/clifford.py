@@ -137,7 +137,7 @@ def _story(
         (f"{errors[STILL]:.3f}", "error of the constant guess: no movement"),
         (f"{errors[STRAIGHT]:.3f}", "error of the best straight line"),
         *page.leads(times),
-        (f"{asymmetry:.0e}", "relative difference of rotating before and after"),
+        (f"{asymmetry:.0e}", "relative error under rotation: equivariance"),
         (f"{errors[OURS]:.3f}", "error of the trained network"),
     ]
     meaning = (

@@ -143,7 +143,7 @@ def _story(
     numbers = [
         (f"{found[GUESS].force:.2f} eV/Å", "error of forces, constant guess: zero"),
         *page.leads(times),
-        (f"{asymmetry:.0e}", "relative difference of rotating before and after"),
+        (f"{asymmetry:.0e}", "relative error under rotation: equivariance"),
         (f"{found[OURS].force:.2f} eV/Å", "error of forces, trained network"),
     ]
     meaning = (
