@@ -234,7 +234,7 @@ def test_pictures_are_as_high_as_what_they_show():
 
 
 def test_convolutions_of_spconv_are_the_same(surface):
-    """Seen red with: weights of the coarse level for those of the middle one."""
+    """Seen red with: weights whose offsets are in the reverse order."""
     pytest.importorskip("spconv", reason="spconv is not installed: pip install spconv")
     if torch.get_num_threads() > 1:
         pytest.skip("on the CPU spconv is wrong with several threads: set OMP_NUM_THREADS=1")

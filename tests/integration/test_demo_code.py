@@ -1,7 +1,7 @@
 """What the demo's pages say of code and times; transport that lays scans onto each other.
 
 Seen red with: docstrings left in, imports of names that are not used, a constant left out, a class
-cut off after its first method, a ratio upside down, a rotation turned back.
+cut off after its first lines, a ratio upside down, rotations turned back, a shift not turned back.
 """
 
 import dis

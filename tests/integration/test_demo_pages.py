@@ -1,8 +1,7 @@
 """The demo's pages, of a map and of a cloud: what they hold, and how they look in a browser.
 
-Seen red with: pictures for wide screens alone, code and tables that may not scroll, letters of 11
-pixels, a soft colour that is too light, a page that fetches its style, a demo that says nothing
-before its last line.
+Seen red with: a page that fetches its style, a demo that says nothing before its last line, a
+chapter without a constant guess; how pages look, see test_demo_code.py.
 """
 
 import itertools
