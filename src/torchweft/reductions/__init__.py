@@ -15,7 +15,8 @@ from torchweft.reductions.genred import (
     generic_logsumexp,
     generic_sum,
 )
-from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
+from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor
+from torchweft.reductions.lazy_variables import Pm, Var, Vi, Vj
 from torchweft.reductions.solve import KernelSolve, conjugate_gradient
 from torchweft.reductions.transport.samples_loss import SamplesLoss
 from torchweft.reductions.transport.sinkhorn import sinkhorn_divergence
@@ -45,11 +46,12 @@ __all__ = [
     "source",
 ]
 
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """`source` prints kernels: it is loaded when first used, since it imports triton."""
-    if name == "source":
-        from torchweft.reductions.gpu.launch import source
+    def __getattr__(name: str) -> Any:
+        """`source` prints kernels: it is loaded when first used, since it imports triton."""
+        if name == "source":
+            from torchweft.reductions.gpu.launch import source
 
-        return source
-    raise AttributeError(f"module 'torchweft.reductions' has no attribute {name!r}")
+            return source
+        raise AttributeError(f"module 'torchweft.reductions' has no attribute {name!r}")

@@ -5,11 +5,10 @@ A generic function takes its axis from its output: "a = Vi(1)" reduces over j.
 
 from __future__ import annotations
 
-import inspect
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Required, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -44,8 +43,13 @@ __all__ = [
     "ACCURACY_KEYWORDS",
     "CALL_KEYWORDS",
     "DEFAULT_OPTIONS",
+    "AccuracyKeywords",
+    "CallKeywords",
     "Genred",
+    "GenredKeywords",
+    "Keywords",
     "ReductionSpec",
+    "Uncalled",
     "accuracy",
     "directly",
     "generic_argkmin",
@@ -69,6 +73,52 @@ ACCUMULATORS = ("auto", "float16", "float32", "float64")
 OWN_BACKENDS = ("torch", "numba", "triton")
 GPU_BACKENDS = ("GPU", "GPU_1D", "GPU_2D")
 BACKENDS = ("auto", "CPU", *GPU_BACKENDS, *OWN_BACKENDS)
+
+
+class CallKeywords(TypedDict, total=False):
+    """The keywords of a reduction's call, see `Genred`."""
+
+    backend: str | None
+    device_id: int
+    ranges: Any
+    out: Any
+
+
+class AccuracyKeywords(TypedDict, total=False):
+    """The keywords of `accuracy`, and those of pykeops that have no effect."""
+
+    dtype: Any
+    cuda_type: Any
+    dtype_acc: str
+    use_double_acc: bool
+    sum_scheme: str
+    enable_chunks: bool
+    rec_multVar_highdim: Any  # pykeops' name
+    use_fast_math: bool
+    precision: str | None
+
+
+class Keywords(CallKeywords, AccuracyKeywords, total=False):
+    """The keywords of a lazy tensor's reduction."""
+
+    call: Literal[True]
+
+
+class Uncalled(CallKeywords, AccuracyKeywords, total=False):
+    """Those of a reduction that is returned as a callable."""
+
+    call: Required[Literal[False]]
+
+
+class GenredKeywords(AccuracyKeywords, total=False):
+    """The keywords of `Genred` that generic functions take."""
+
+    opt_arg: int | None
+    formula2: str | None
+
+
+CALL_KEYWORDS = tuple(CallKeywords.__annotations__)
+ACCURACY_KEYWORDS = tuple(AccuracyKeywords.__annotations__)
 
 
 class ReductionSpec(NamedTuple):
@@ -157,9 +207,6 @@ def accuracy(
 
 DEFAULT_OPTIONS = accuracy()
 """The default options."""
-
-CALL_KEYWORDS = ("backend", "device_id", "ranges", "out")
-"""The keywords of `run`."""
 
 
 def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -405,12 +452,12 @@ class Genred:
 
     def __call__(
         self,
-        *args: Any,
+        *args: Tensor,
         backend: str | None = "auto",
         device_id: int = -1,
         ranges: Any = None,
-        out: Any = None,
-    ) -> Any:
+        out: Tensor | None = None,
+    ) -> Tensor:
         """The reduction of these tensors.
 
         Args:
@@ -428,9 +475,11 @@ class Genred:
             key = direct.kinds(tensors, self._spec.kind, backend, device_id)
             at_once = None if key is None else self._direct.get(key)
             if at_once:
-                return self._finished(at_once(tensors))
+                done: Tensor = self._finished(at_once(tensors))
+                return done
         key = None if at_once is False else key
-        return self._called(tensors, key, backend, device_id, ranges, out)
+        result: Tensor = self._called(tensors, key, backend, device_id, ranges, out)
+        return result
 
     @together
     def _called(
@@ -480,13 +529,6 @@ class Genred:
         return x
 
 
-_REDUCTION = ("formula", "aliases", "reduction_op", "axis", "opt_arg", "formula2")
-
-ACCURACY_KEYWORDS = tuple(
-    name for name in inspect.signature(Genred).parameters if name not in _REDUCTION
-)
-"""The keywords of `accuracy`."""
-
 _VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
 
 _Declared = tuple[int, str, int, int]
@@ -531,22 +573,30 @@ def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
 G = TypeVar("G", bound=Genred)
 
 
-def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+def generic_sum(
+    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
+) -> Genred:
     """Σ f: `Genred` whose axis comes from `output`, as "a = Vi(2)"."""
     return generic(Genred, "Sum", formula, output, aliases, options)
 
 
-def generic_logsumexp(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+def generic_logsumexp(
+    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
+) -> Genred:
     """log Σ exp(f): `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
     return generic(Genred, "LogSumExp", formula, output, aliases, options)
 
 
-def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+def generic_argmin(
+    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
+) -> Genred:
     """The index of the smallest f: `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
     return generic(Genred, "ArgMin", formula, output, aliases, options)
 
 
-def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+def generic_argkmin(
+    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
+) -> Genred:
     """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
     return generic(Genred, "ArgKMin", formula, output, aliases, options)
 
@@ -569,7 +619,7 @@ def generic(
     formula: str,
     output: str,
     aliases: tuple[str, ...],
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> G:
     """The reduction whose result is the variable `output`."""
     result = parse_variable(output)
@@ -579,5 +629,5 @@ def generic(
             "Change it."
         )
     if reduction_op == "ArgKMin":
-        options = {"opt_arg": result.dim} | options
+        options = {"opt_arg": result.dim, **options}
     return cls(formula, aliases, reduction_op, axis=1 - result.cat, **options)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import ShapeError
-from torchweft.reductions.lazy import LazyTensor, Vi, Vj
+from torchweft.reductions.lazy import LazyTensor
+from torchweft.reductions.lazy_variables import Vi, Vj
 
 try:
     from gpytorch import kernels

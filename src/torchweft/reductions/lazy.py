@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from torchweft.reductions.genred import (
     ACCURACY_KEYWORDS,
     CALL_KEYWORDS,
     DEFAULT_OPTIONS,
+    Keywords,
     accuracy,
     reduction_spec,
     require_keywords,
 )
-from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
-from torchweft.reductions.solve import Solved
+from torchweft.reductions.lazy_methods import HasReal, Operations
+from torchweft.reductions.lazy_reductions import Reduced, Reductions, direct_result
+from torchweft.reductions.solve import Solved, SolveKeywords
 from torchweft.reductions.variables import (
     DTYPE_NAMES,
     NO_EXTENT,
@@ -43,10 +45,15 @@ from torchweft.reductions.variables import (
     variable_of,
 )
 
-__all__ = ["ComplexLazyTensor", "LazyTensor", "Pm", "Var", "Vi", "Vj"]
+__all__ = ["ComplexLazyTensor", "Data", "LazyTensor"]
+
+Data: TypeAlias = Tensor | complex | list[Any] | tuple[int, int, int]
+"""What a lazy tensor is made of: a tensor, numbers, or (index, dim, category) of a symbol."""
+
+R = TypeVar("R")
 
 
-class LazyTensor(Reducers):
+class LazyTensor(Operations, Reductions):
     """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), of which only x, y and p are stored.
 
     Args:
@@ -78,12 +85,16 @@ class LazyTensor(Reducers):
     ranges: Any
     backend: str | None
 
-    def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
+    def __new__(
+        cls, x: Data | None = None, axis: int | None = None, is_complex: bool = False
+    ) -> Self:
         """An instance of the complex class, for complex data."""
         made = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
         return object.__new__(made)  # type: ignore[return-value]
 
-    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
+    def __init__(
+        self, x: Data | None = None, axis: int | None = None, is_complex: bool = False
+    ) -> None:
         found = self._constant_or_variable(x, axis)
         if isinstance(found, int):
             self._set(symbolic.number(found), (), NO_EXTENT)
@@ -121,7 +132,7 @@ class LazyTensor(Reducers):
         return cls._tensor(out)
 
     @classmethod
-    def _array(cls, x: Any) -> Any:
+    def _array(cls, x: Tensor) -> Tensor:
         """The array of a tensor."""
         return x
 
@@ -154,7 +165,8 @@ class LazyTensor(Reducers):
     def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
         """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
         if dim is not None:
-            return cls.real_class((x_or_ind, dim, cat))
+            symbolic: Any = (x_or_ind, dim, cat)
+            return cls.real_class(symbolic)
         data = cls._tensor(x_or_ind)
         if not isinstance(data, Tensor) or cat is None:
             return cls.real_class(x_or_ind, axis=cat)
@@ -338,7 +350,7 @@ class LazyTensor(Reducers):
         exact = accuracy(**given) if given else DEFAULT_OPTIONS
         options = {"ranges": ranges, "backend": backend} | options
         spec = reduction_spec(*arguments, exact)
-        reduced = Reduced(spec, variables, known, options, self)
+        reduced: Reduced[Any] = Reduced(spec, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
     def _finished(self, result: Any) -> Any:
@@ -347,7 +359,7 @@ class LazyTensor(Reducers):
             return self._array(result)
         return tuple(self._array(r) for r in result)
 
-    def __matmul__(self, v: Any, **options: Any) -> Any:
+    def __matmul__(self, v: Tensor, **options: Unpack[Keywords]) -> Tensor:
         """Σ_j K_ij v_j, for K of one component and v (N,) or (..., N, E)."""
         if self._components != 1:
             raise ShapeError(
@@ -358,9 +370,30 @@ class LazyTensor(Reducers):
         require_tensors([data])
         vector = data.dim() == 1
         product = self * self._of_category(data[:, None] if vector else data, None, 1)
-        result = product.sum(product.dim() - 2, **options)
+        result: Tensor = product.sum(product.dim() - 2, **options)
         return result[..., 0] if vector else result
 
+    @overload
+    def solve(
+        self,
+        other: Tensor | LazyTensor,
+        var: LazyTensor | None = None,
+        call: Literal[True] = True,
+        alpha: float | Tensor | None = None,
+        eps: float = 1e-6,
+        **options: Unpack[SolveKeywords],
+    ) -> Tensor: ...
+    @overload
+    def solve(
+        self,
+        other: Tensor | LazyTensor,
+        var: LazyTensor | None = None,
+        *,
+        call: Literal[False],
+        alpha: float | Tensor | None = None,
+        eps: float = 1e-6,
+        **options: Unpack[SolveKeywords],
+    ) -> Solved: ...
     def solve(
         self,
         other: Any,
@@ -414,11 +447,11 @@ class LazyTensor(Reducers):
             return self._of_category(self._array(_with_imaginary_part(value)), None, cat)
         return lazy
 
-    def matvec(self, v: Any) -> Any:
+    def matvec(self, v: Tensor) -> Tensor:
         """K @ v, for scipy."""
         return self @ v
 
-    def rmatvec(self, v: Any) -> Any:
+    def rmatvec(self, v: Tensor) -> Tensor:
         """K.T @ v, for scipy."""
         return self.T @ v
 
@@ -461,30 +494,15 @@ def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
     )
 
 
-def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data of category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
-    return LazyTensor._of_category(x_or_ind, dim, cat)
-
-
-def Vi(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data (..., M, D) that varies with i, or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 0)
-
-
-def Vj(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data (..., N, D) that varies with j, or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 1)
-
-
-def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """A parameter (..., D), or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 2)
-
-
 _TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")
 _TO_REAL = ("ComplexReal", "ComplexImag", "ComplexAngle", "ComplexAbs")
 _ARITHMETIC = {"+": "ComplexAdd", "-": "ComplexSubtract", "*": "ComplexMult", "/": "ComplexDivide"}
-_SAME = {"Abs": "ComplexAbs", "Exp": "ComplexExp", "Sum": "ComplexSum", "Minus": "Minus"}
+_SAME = {
+    "Abs": "ComplexAbs",
+    "Exp": "ComplexExp",
+    "Sum": "ComplexSum",
+    **{name: name for name in ("Minus", "Conj", "ComplexReal", "ComplexImag", "ComplexAngle")},
+}
 
 
 class ComplexLazyTensor(LazyTensor):
@@ -495,7 +513,9 @@ class ComplexLazyTensor(LazyTensor):
 
     is_complex = True
 
-    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = True) -> None:
+    def __init__(
+        self, x: Data | None = None, axis: int | None = None, is_complex: bool = True
+    ) -> None:
         super().__init__(self._pairs(x), axis)
 
     @classmethod
@@ -533,22 +553,22 @@ class ComplexLazyTensor(LazyTensor):
         return None if real is None else _COMPLEX_NAMES.get(DTYPE_NAMES[real], DTYPE_NAMES[real])
 
     @property
-    def real(self) -> Any:
+    def real(self: HasReal[R]) -> R:
         """The real part."""
-        return self._named("ComplexReal")
+        return self._apply("ComplexReal")  # type: ignore[no-any-return]
 
     @property
-    def imag(self) -> Any:
+    def imag(self: HasReal[R]) -> R:
         """The imaginary part."""
-        return self._named("ComplexImag")
+        return self._apply("ComplexImag")  # type: ignore[no-any-return]
 
-    def angle(self) -> Any:
+    def angle(self: HasReal[R]) -> R:
         """The argument, in (−π, π]."""
-        return self._named("ComplexAngle")
+        return self._apply("ComplexAngle")  # type: ignore[no-any-return]
 
-    def conj(self) -> Any:
+    def conj(self) -> Self:
         """The complex conjugate."""
-        return self._named("Conj")
+        return self._apply("Conj")  # type: ignore[no-any-return]
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
         if name not in _SAME:
@@ -578,7 +598,7 @@ class ComplexLazyTensor(LazyTensor):
             )
         return super().reduction(reduction_op, *args, **options)
 
-    def rmatvec(self, v: Any) -> Any:
+    def rmatvec(self, v: Tensor) -> Tensor:
         """The conjugate of K, transposed, @ v, for scipy."""
         return self.conj().T @ v
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.whole import Whole, together, whole
 from torchweft.reductions.formula.node import read
-from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
+from torchweft.reductions.genred import ACCURACY_KEYWORDS, AccuracyKeywords, CallKeywords, Genred
 from torchweft.reductions.kernel_matrix import KernelMatrix, check_square, kernel_matrix
 from torchweft.reductions.preconditioners import (
     FACTORS,
@@ -40,7 +40,7 @@ from torchweft.reductions.variables import (
     values,
 )
 
-__all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
+__all__ = ["ConvergenceError", "KernelSolve", "SolveKeywords", "Solved", "conjugate_gradient"]
 
 MOST_ITERATIONS = 10_000
 
@@ -206,6 +206,14 @@ def _kind(preconditioner: Linear | str | None, names: Sequence[str], rank: int) 
     return kind
 
 
+class SolveKeywords(CallKeywords, AccuracyKeywords, total=False):
+    """The keywords of a lazy tensor's solution, beside alpha and eps; see `KernelSolve`."""
+
+    max_iter: int
+    preconditioner: Linear | str | None
+    rank: int
+
+
 class KernelSolve:
     """a with (α + K) a = b, where K a = Σ_j or Σ_i of a formula that is linear in a.
 
@@ -223,7 +231,7 @@ class KernelSolve:
         aliases: Sequence[str],
         varinvalias: str,
         axis: int = 0,
-        **options: Any,
+        **options: Unpack[AccuracyKeywords],
     ) -> None:
         self._unknown = _position(varinvalias, aliases)
         self._reduction = Genred(formula, list(aliases), "Sum", axis, **options)
@@ -237,7 +245,7 @@ class KernelSolve:
         max_iter: int = MOST_ITERATIONS,
         preconditioner: Linear | str | None = None,
         rank: int = RANK,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> Tensor:
         """The solution, differentiable in all arguments and in alpha.
 
@@ -336,12 +344,12 @@ class Solved:
         """Self, by pykeops' name."""
         return self
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: Tensor, **options: Unpack[SolveKeywords]) -> Tensor:
         """The solution for these arguments."""
         require_count("system", len(args), self.places)
         origin, variables = self._linear, self._linear._variables
         number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
-        exact = self._options | options
+        exact = {**self._options, **options}
         settings = {key: exact.pop(key) for key in ACCURACY_KEYWORDS if key in exact}
         given = [origin._tensor(a) for a in args]
         bound = [
@@ -357,7 +365,8 @@ class Solved:
         )
         exact["ranges"] = origin._tensor(exact["ranges"])
         known = extent(self._rhs) if self._rhs.place is None else origin._extent
-        return origin._finished(system(*values(bound, known, given), **exact))
+        found: Tensor = origin._finished(system(*values(bound, known, given), **exact))
+        return found
 
 
 def _position(name: str, aliases: Sequence[str]) -> int:
