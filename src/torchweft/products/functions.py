@@ -285,6 +285,22 @@ def sparse_scale(
     Returns:
         (N, out_size, C), or the rows' shape of the input, in its dtype; differentiable to any
         order.
+
+    Raises:
+        WeftError: an input or an info that does not fit.  Values of tables are checked on the CPU
+            always, on a GPU under TORCHWEFT_CHECK=1.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|scale x|, K terms a row, u the dtype's unit round-off,
+    u_acc that of float32 (float64 for float64).
+
+    Cost: each input row that is named is read, and the output written, once.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> forward, backward = products.sparse_scale_infos([0, 2, 2], [0, 0, 1], [1.0, 2.0, 3.0])
+        >>> products.sparse_scale(torch.tensor([[1.0], [5.0], [2.0]]), forward).tolist()
+        [[5.0], [6.0]]
     """
     info_fwd = as_info("info_fwd", info_fwd, SparseScaleInfo)
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)

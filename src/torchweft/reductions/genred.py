@@ -45,6 +45,7 @@ __all__ = [
     "DEFAULT_OPTIONS",
     "AccuracyKeywords",
     "CallKeywords",
+    "Called",
     "Genred",
     "GenredKeywords",
     "Keywords",
@@ -101,10 +102,14 @@ class AccuracyKeywords(TypedDict, total=False):
 class Keywords(CallKeywords, AccuracyKeywords, total=False):
     """The keywords of a lazy tensor's reduction."""
 
+
+class Called(Keywords, total=False):
+    """Those of a reduction that is computed at once."""
+
     call: Literal[True]
 
 
-class Uncalled(CallKeywords, AccuracyKeywords, total=False):
+class Uncalled(Keywords, total=False):
     """Those of a reduction that is returned as a callable."""
 
     call: Required[Literal[False]]
@@ -421,6 +426,25 @@ class Genred:
         sum_scheme: "kahan_scheme" compensates; the others sum blocks.
         precision: of products on tensor cores, "ieee", "tf32x3", "tf32" or "bf16"; None uses
             tensor cores where a bound shows the error of float32.
+
+    Raises:
+        ShapeError: a formula that cannot be read, or whose dimensions do not fit; an unknown
+            reduction or axis; a weight or K that is missing or not needed.
+        DTypeError: formula or aliases are no text; an unknown value of dtype_acc, sum_scheme or
+            precision.
+
+    Error: that of the formula in plain PyTorch, and of sums u|z*| + 4√N·2⁻²⁴ Σ|f| (2⁻⁵³ for
+    float64), u the dtype's unit round-off.  Differentiable to any order.
+
+    Source: the names and formulas of pykeops.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import Genred
+        >>> aliases = ["x = Vi(3)", "y = Vj(3)", "b = Vj(2)"]
+        >>> gaussian_sum = Genred("Exp(-SqDist(x, y)) * b", aliases, axis=1)
+        >>> gaussian_sum(torch.rand(5, 3), torch.rand(7, 3), torch.rand(7, 2)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -469,6 +493,16 @@ class Genred:
             ranges: (ranges_i, slices_i, redranges_j, ranges_j, slices_j, redranges_i), or a
                 `BlockSparsity`.
             out: contiguous memory for the result, of its shape and dtype.
+
+        Returns:
+            (..., M, E), or (..., N, E) over i, in the dtype of the arguments, indices int64.
+            Min_ArgMin, Max_ArgMax, KMin_ArgKMin and Max_SumShiftExp return a pair, which type
+            checkers take for one tensor and which is unpacked likewise.
+
+        Raises:
+            WeftError: arguments that do not fit their declarations or each other.
+
+        Cost: M · N evaluations of the formula; memory for the arguments and the result alone.
         """
         tensors, at_once, key = self._tensor(args), None, None
         if ranges is None and out is None:
@@ -576,28 +610,109 @@ G = TypeVar("G", bound=Genred)
 def generic_sum(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """Σ f: `Genred` whose axis comes from `output`, as "a = Vi(2)"."""
+    """Σ f over the axis that `output` gives.
+
+    Args:
+        formula: the formula string, as of `Genred`.
+        output: the variable of the result, "a = Vi(E)" to reduce over j, "a = Vj(E)" over i.
+        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
+        options: the other keywords of `Genred`.
+
+    Returns:
+        The `Genred`: a function of one tensor for each variable.
+
+    Raises:
+        ShapeError: an output that is a parameter, or a formula that cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import generic_sum
+        >>> aliases = "x = Vi(2)", "y = Vj(2)", "b = Vj(1)"
+        >>> moment = generic_sum("SqDist(x, y) * b", "a = Vi(1)", *aliases)
+        >>> moment(torch.zeros(3, 2), torch.ones(4, 2), torch.ones(4, 1)).tolist()
+        [[8.0], [8.0], [8.0]]
+    """
     return generic(Genred, "Sum", formula, output, aliases, options)
 
 
 def generic_logsumexp(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """log Σ exp(f): `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    """log Σ exp(f) over the axis that `output` gives.
+
+    Args:
+        formula: the formula string, as of `Genred`.
+        output: the variable of the result, "a = Vi(1)" to reduce over j, "a = Vj(1)" over i.
+        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
+        options: the other keywords of `Genred`.
+
+    Returns:
+        The `Genred`: a function of one tensor for each variable.
+
+    Raises:
+        ShapeError: an output that is a parameter, or a formula that cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import generic_logsumexp
+        >>> soft = generic_logsumexp("-SqDist(x, y)", "a = Vi(1)", "x = Vi(2)", "y = Vj(2)")
+        >>> soft(torch.zeros(3, 2), torch.ones(4, 2)).shape
+        torch.Size([3, 1])
+    """
     return generic(Genred, "LogSumExp", formula, output, aliases, options)
 
 
 def generic_argmin(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """The index of the smallest f: `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    """The index of the smallest f over the axis that `output` gives.
+
+    Args:
+        formula: the formula string, as of `Genred`.
+        output: the variable of the result, "a = Vi(1)" to reduce over j, "a = Vj(1)" over i.
+        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
+        options: the other keywords of `Genred`.
+
+    Returns:
+        The `Genred`: a function of one tensor for each variable.
+
+    Raises:
+        ShapeError: an output that is a parameter, or a formula that cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import generic_argmin
+        >>> nearest = generic_argmin("SqDist(x, y)", "a = Vi(1)", "x = Vi(1)", "y = Vj(1)")
+        >>> nearest(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0], [8.0]])).tolist()
+        [[0], [2]]
+    """
     return generic(Genred, "ArgMin", formula, output, aliases, options)
 
 
 def generic_argkmin(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
+    """The indices of the K smallest f, ascending, over the axis that `output` gives.
+
+    Args:
+        formula: the formula string, as of `Genred`.
+        output: the variable of the result, "a = Vi(K)" to reduce over j, "a = Vj(K)" over i.
+        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
+        options: the other keywords of `Genred`.
+
+    Returns:
+        The `Genred`: a function of one tensor for each variable.
+
+    Raises:
+        ShapeError: an output that is a parameter, or a formula that cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import generic_argkmin
+        >>> nearest = generic_argkmin("SqDist(x, y)", "a = Vi(2)", "x = Vi(1)", "y = Vj(1)")
+        >>> nearest(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0], [8.0]])).tolist()
+        [[0, 1], [2, 1]]
+    """
     return generic(Genred, "ArgKMin", formula, output, aliases, options)
 
 

@@ -68,11 +68,30 @@ class LazyTensor(Operations, Reductions):
               that a reduction returns.
 
             Complex numbers give a ComplexLazyTensor.
-        axis: of a tensor of two dimensions.
+        axis: of a tensor of two dimensions: 0 varies with i, 1 with j.
         is_complex: whether to return a ComplexLazyTensor.
 
-    Lazy tensors are immutable, except for the attributes `ranges` (six arrays, see `Genred`) and
-    `backend`, which results of operations inherit.
+    Operations, numbers and reductions are those of `pykeops.torch.LazyTensor`.  Lazy tensors are
+    immutable, except for the attributes `ranges` (six arrays, see `Genred`) and `backend`, which
+    results of operations inherit.
+
+    Raises:
+        ShapeError: x has no shape of a variable, see above.
+        DTypeError: x holds neither real nor complex floating-point numbers.
+
+    Error: that of the formula in plain PyTorch, and of sums u|z*| + 4√N·2⁻²⁴ Σ|f| (2⁻⁵³ for
+    float64), u the dtype's unit round-off.  Differentiable to any order.
+
+    Cost: operations build the formula alone.  A reduction computes M · N pairs, and reads x and y
+    and writes the result once for each tile.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import LazyTensor
+        >>> x, y = torch.zeros(2, 1, 3), torch.ones(1, 4, 3)  # (M, 1, D) and (1, N, D)
+        >>> K = (-((LazyTensor(x) - LazyTensor(y)) ** 2).sum(-1)).exp()
+        >>> K.shape, K.sum(1).shape, (K @ torch.ones(4, 2)).shape
+        ((2, 4), torch.Size([2, 1]), torch.Size([2, 2]))
     """
 
     is_complex = False
@@ -308,7 +327,7 @@ class LazyTensor(Operations, Reductions):
         call: bool = True,
         **options: Any,
     ) -> Any:
-        """The reduction of a name of `Genred`.
+        """The reduction of a name of `Genred`; see `sum` and its kin for types.
 
         Args:
             reduction_op: its name.
@@ -509,6 +528,22 @@ class ComplexLazyTensor(LazyTensor):
     """Complex f(x_i, y_j, p) for all pairs; see `LazyTensor`.
 
     It has + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
+
+    Args:
+        x: complex data, in the shapes that `LazyTensor` takes; or (index, 2 D, category).
+        axis: of a tensor of two dimensions: 0 varies with i, 1 with j.
+        is_complex: without effect.
+
+    Raises:
+        ShapeError: x has no shape of a variable.
+        DTypeError: an operation or a reduction that is defined for real numbers alone.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import ComplexLazyTensor
+        >>> z = ComplexLazyTensor(torch.tensor([[1j], [2.0]])[:, None])
+        >>> z.sum(0).tolist(), z.abs().sum(0).tolist()
+        ([[(2+1j)]], [[3.0]])
     """
 
     is_complex = True

@@ -13,6 +13,7 @@ from torchweft.reductions.engine.whole import together
 from torchweft.reductions.genred import (
     CALL_KEYWORDS,
     DEFAULT_OPTIONS,
+    Called,
     CallKeywords,
     Keywords,
     ReductionSpec,
@@ -91,7 +92,7 @@ class Reductions:
         dim: Literal[0, 1] | None = None,
         *,
         keepdim: bool = True,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def sum(
@@ -100,7 +101,7 @@ class Reductions:
         *,
         dim: Literal[0, 1],
         keepdim: bool = True,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def sum(
@@ -113,7 +114,13 @@ class Reductions:
     ) -> Reduced[A]: ...
     @overload
     def sum(
-        self, axis: int = -1, dim: int | None = None, *, keepdim: bool = True, **options: Any
+        self,
+        axis: int = -1,
+        dim: int | None = None,
+        *,
+        keepdim: bool = True,
+        call: bool = True,
+        **options: Unpack[Keywords],
     ) -> Any: ...
     def sum(
         self: Any, axis: int = -1, dim: int | None = None, *, keepdim: bool = True, **options: Any
@@ -174,7 +181,7 @@ class Reductions:
         self: HasArrays[A],
         axis: int | None = None,
         dim: int | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def sum_reduction(
@@ -222,7 +229,7 @@ class Reductions:
         self: HasArrays[A],
         axis: int | None = None,
         dim: int | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> tuple[A, A]: ...
     @overload
     def min_argmin(
@@ -250,7 +257,7 @@ class Reductions:
         K: int,
         axis: int | None = None,
         dim: int | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def Kmin(
@@ -279,7 +286,7 @@ class Reductions:
         K: int,
         axis: int | None = None,
         dim: int | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> tuple[A, A]: ...
     @overload
     def Kmin_argKmin(
@@ -303,7 +310,7 @@ class Reductions:
         weight: Operand | None = None,
         *,
         other: Operand | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def logsumexp(
@@ -332,7 +339,7 @@ class Reductions:
         weight: Operand,
         axis: int | None = None,
         dim: int | None = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[Called],
     ) -> A: ...
     @overload
     def sumsoftmaxweight(

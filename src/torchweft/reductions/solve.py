@@ -133,6 +133,16 @@ def conjugate_gradient(
         ShapeError: apply returns another shape, eps or max_iter is negative, or there is no
             preconditioner of that name.
         DTypeError: rhs is neither float32 nor float64.
+
+    Cost: an iteration calls `apply` once, and reads and writes some ten vectors of the shape of
+    rhs.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import conjugate_gradient
+        >>> diagonal, rhs = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([3.0, 4.0, 4.0])
+        >>> conjugate_gradient(lambda v, d: d * v, rhs, [diagonal]).round(decimals=3).tolist()
+        [3.0, 2.0, 1.0]
     """
     _agree("conjugate_gradient", rhs, tensors, eps, max_iter, batch_dims)
     made: Sequence[Tensor] = ()
@@ -223,6 +233,21 @@ class KernelSolve:
         varinvalias: the name of the unknown variable, or "Var(index,dim,cat)".
         axis: 1 reduces over j, 0 over i.
         options: the other keywords of `Genred`.
+
+    Raises:
+        ShapeError: a variable of that name is not among the aliases, or a formula that cannot be
+            read.
+
+    Source: the names of pykeops.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import KernelSolve
+        >>> aliases = ["x = Vi(1)", "y = Vj(1)", "a = Vj(1)"]
+        >>> system = KernelSolve("Exp(-SqDist(x, y)) * a", aliases, "a", axis=1)
+        >>> x, b = torch.tensor([[0.0], [9.0]]), torch.tensor([[2.0], [4.0]])
+        >>> system(x, x, b, alpha=1.0).round(decimals=3).tolist()
+        [[1.0], [2.0]]
     """
 
     def __init__(
@@ -261,6 +286,9 @@ class KernelSolve:
                 function r -> about (α + K)⁻¹ r; or None.
             rank: rows of a preconditioner.
             options: backend, device_id and ranges, as `Genred` takes them.
+
+        Returns:
+            a, of the shape and dtype of b.
 
         Raises:
             ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.

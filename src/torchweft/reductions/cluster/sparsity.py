@@ -44,6 +44,21 @@ class BlockSparsity:
         ranges: the 6-tuple of `from_matrix`, of any integer dtype; the mask holds copies.
         batch: None: one mask, which all entries of a batch share.  (B, M, N): a mask for each of B
             entries; b has the rows b·M ≤ i < (b + 1)·M and the columns b·N ≤ j < (b + 1)·N.
+
+    Raises:
+        ShapeError: not six arrays of the shapes that `from_matrix` gives.
+        DTypeError: arrays that are not integers.
+
+    Cost: a reduction with a mask computes the pairs of the mask alone.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import BlockSparsity, LazyTensor
+        >>> x = torch.arange(4.0)[:, None]
+        >>> K = LazyTensor(x[:, None]) * 0 + LazyTensor(x[None])
+        >>> K.ranges = BlockSparsity.bands(4, 4, width=1)  # |i − j| ≤ 1
+        >>> K.sum(1).flatten().tolist()
+        [1.0, 3.0, 6.0, 5.0]
     """
 
     ranges: Ranges
