@@ -117,7 +117,12 @@ LazyTensor.complex_class = ComplexLazyTensor
 
 
 class Genred(genred.Genred):
-    """`torchweft.reductions.Genred` of NumPy's arrays, with its arguments; results are arrays.
+    """`torchweft.reductions.Genred` of NumPy's arrays; results are arrays.
+
+    Args:
+        formula, aliases, reduction_op, axis, dtype, opt_arg, formula2, cuda_type: as there.
+        dtype_acc, use_double_acc, sum_scheme, enable_chunks, rec_multVar_highdim: as there.
+        use_fast_math, precision: as there.
 
     Example:
         >>> import numpy as np
@@ -144,7 +149,10 @@ class Genred(genred.Genred):
 
 
 class KernelSolve(solve.KernelSolve):
-    """`torchweft.reductions.KernelSolve` of NumPy's arrays, with its arguments.
+    """`torchweft.reductions.KernelSolve` of NumPy's arrays; results are arrays.
+
+    Args:
+        formula, aliases, varinvalias, axis, options: as there.
 
     Example:
         >>> import numpy as np
@@ -166,46 +174,171 @@ class KernelSolve(solve.KernelSolve):
 def generic_sum(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """`torchweft.reductions.generic_sum` of NumPy's arrays."""
+    """Σ f: `torchweft.reductions.generic_sum` of NumPy's arrays.
+
+    Args:
+        formula: as there.
+        output: as there.
+        aliases: as there.
+        options: as there.
+
+    Returns:
+        The `Genred`: a function of one array for each variable.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import generic_sum
+        >>> reduction = generic_sum("x * y", "a = Vi(1)", "x = Vi(1)", "y = Vj(1)")
+        >>> reduction(np.array([[2.0]]), np.array([[3.0], [4.0]]))
+        array([[14.]])
+    """
     return genred.generic(Genred, "Sum", formula, output, aliases, options)
 
 
 def generic_logsumexp(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """`torchweft.reductions.generic_logsumexp` of NumPy's arrays."""
+    """log Σ exp(f): `torchweft.reductions.generic_logsumexp` of NumPy's arrays.
+
+    Args:
+        formula: as there.
+        output: as there.
+        aliases: as there.
+        options: as there.
+
+    Returns:
+        The `Genred`: a function of one array for each variable.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import generic_logsumexp
+        >>> reduction = generic_logsumexp("x * y", "a = Vi(1)", "x = Vi(1)", "y = Vj(1)")
+        >>> reduction(np.array([[0.0]]), np.array([[3.0]]))
+        array([[0.]])
+    """
     return genred.generic(Genred, "LogSumExp", formula, output, aliases, options)
 
 
 def generic_argmin(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """`torchweft.reductions.generic_argmin` of NumPy's arrays."""
+    """The index of the smallest f: `torchweft.reductions.generic_argmin` of NumPy's arrays.
+
+    Args:
+        formula: as there.
+        output: as there.
+        aliases: as there.
+        options: as there.
+
+    Returns:
+        The `Genred`: a function of one array for each variable.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import generic_argmin
+        >>> reduction = generic_argmin("x * y", "a = Vi(1)", "x = Vi(1)", "y = Vj(1)")
+        >>> reduction(np.array([[2.0]]), np.array([[4.0], [3.0]]))
+        array([[1]])
+    """
     return genred.generic(Genred, "ArgMin", formula, output, aliases, options)
 
 
 def generic_argkmin(
     formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
 ) -> Genred:
-    """`torchweft.reductions.generic_argkmin` of NumPy's arrays."""
+    """The indices of the K smallest f: `torchweft.reductions.generic_argkmin` of NumPy's arrays.
+
+    Args:
+        formula: as there.
+        output: as there.
+        aliases: as there.
+        options: as there.
+
+    Returns:
+        The `Genred`: a function of one array for each variable.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import generic_argkmin
+        >>> reduction = generic_argkmin("x * y", "a = Vi(2)", "x = Vi(1)", "y = Vj(1)")
+        >>> reduction(np.array([[2.0]]), np.array([[4.0], [3.0]]))
+        array([[1, 0]])
+    """
     return genred.generic(Genred, "ArgKMin", formula, output, aliases, options)
 
 
 def Var(x_or_ind: Data, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
-    """`torchweft.reductions.Var` of NumPy's arrays."""
+    """`torchweft.reductions.Var` of NumPy's arrays.
+
+    Args:
+        x_or_ind: as there, with an array for a tensor.
+        dim: as there.
+        cat: as there.
+
+    Returns:
+        The lazy tensor of arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import Var
+        >>> Var(np.zeros((5, 3)), cat=0).shape
+        (5, 1, 3)
+    """
     return LazyTensor._of_category(x_or_ind, dim, cat)  # type: ignore[return-value]
 
 
 def Vi(x_or_ind: Data, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """`torchweft.reductions.Vi` of NumPy's arrays."""
+    """`torchweft.reductions.Vi` of NumPy's arrays.
+
+    Args:
+        x_or_ind: as there, with an array for a tensor.
+        dim: as there.
+
+    Returns:
+        The lazy tensor of arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import Vi
+        >>> Vi(np.zeros((5, 3))).shape
+        (5, 1, 3)
+    """
     return Var(x_or_ind, dim, 0)
 
 
 def Vj(x_or_ind: Data, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """`torchweft.reductions.Vj` of NumPy's arrays."""
+    """`torchweft.reductions.Vj` of NumPy's arrays.
+
+    Args:
+        x_or_ind: as there, with an array for a tensor.
+        dim: as there.
+
+    Returns:
+        The lazy tensor of arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import Vj
+        >>> Vj(np.zeros((5, 3))).shape
+        (1, 5, 3)
+    """
     return Var(x_or_ind, dim, 1)
 
 
 def Pm(x_or_ind: Data, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """`torchweft.reductions.Pm` of NumPy's arrays."""
+    """`torchweft.reductions.Pm` of NumPy's arrays.
+
+    Args:
+        x_or_ind: as there, with an array for a tensor.
+        dim: as there.
+
+    Returns:
+        The lazy tensor of arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from torchweft.reductions.numpy import Pm
+        >>> Pm(np.array([0.5])).shape
+        (1, 1)
+    """
     return Var(x_or_ind, dim, 2)
