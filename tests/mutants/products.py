@@ -22,12 +22,6 @@ MUTANTS = [
         f"{TYPES} -k mistake",
     ),
     Mutant(
-        "published functions show args and kwargs",
-        "    public.__signature__ = signature.replace(parameters=parameters)\n",
-        "    public.__signature__ = inspect.signature(function)\n",
-        f"{DOCSTRINGS} tests/integration/test_public_names.py",
-    ),
-    Mutant(
         "docstrings of products leave input1 out",
         "for p in signature.parameters),\n",
         "for p in [*signature.parameters][1:]),\n",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 import torch
@@ -51,7 +51,12 @@ class ProductFunction(Protocol[P]):
         """The product."""
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
-        """Call the function once; what it launched, and the bytes and operations it needs."""
+        """What a call launches, and the bytes and operations that it cannot avoid; it runs once.
+
+        The arguments are those of the function.  The `Explanation` has the fields name, launches
+        (of each its backend, kernel, tile, number of programs and workspace), bytes_min and flops;
+        `print` shows it as text.
+        """
 
 
 _casts: TensorCache[Tensor] = TensorCache()
@@ -252,18 +257,28 @@ def _published(form: Callable[Concatenate[str, P], Tensor], op: str) -> ProductF
         result: Tensor = own(op, *args, **kwargs)
         return result
 
+    def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
+        return explain(function, *args, **kwargs)
+
     signature = inspect.signature(form)
     _, *parameters = signature.parameters.values()
-    public: Any = function
-    public.__name__ = public.__qualname__ = name
+    signature = signature.replace(parameters=parameters)
+    published: Any = function
     # code of its own: torch.compile counts recompilations by code object
-    public.__code__ = function.__code__.replace(co_name=name)
-    public.__signature__ = signature.replace(parameters=parameters)
-    public.__annotations__ = {k: t for k, t in form.__annotations__.items() if k != "op"}
-    public.__doc__ = docstring(form.__name__[1:], op, public.__signature__)
-    public.explain = MethodType(explain, public)
-    published: ProductFunction[P] = public
-    return published
+    published.__code__ = function.__code__.replace(co_name=name)
+    _describe(published, name, docstring(form.__name__[1:], op, signature), signature)
+    published.explain = explained
+    signature = signature.replace(return_annotation="Explanation")
+    _describe(explained, f"{name}.explain", ProductFunction.explain.__doc__, signature)
+    return published  # type: ignore[no-any-return]
+
+
+def _describe(function: Any, name: str, doc: str | None, signature: inspect.Signature) -> None:
+    """Give a function of any arguments the name, docstring and parameters that it shows."""
+    function.__qualname__, function.__doc__, function.__signature__ = name, doc, signature
+    function.__name__ = name.rpartition(".")[2]
+    annotations = {p.name: p.annotation for p in signature.parameters.values()}
+    function.__annotations__ = annotations | {"return": signature.return_annotation}
 
 
 def sparse_scale(

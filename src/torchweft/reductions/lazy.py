@@ -82,8 +82,8 @@ class LazyTensor(Operations, Reductions):
     Error: that of the formula in plain PyTorch, and of sums u|z*| + 4√N·2⁻²⁴ Σ|f| (2⁻⁵³ for
     float64), u the dtype's unit round-off.  Differentiable to any order.
 
-    Cost: operations build the formula alone.  A reduction computes M · N pairs, and reads x and y
-    and writes the result once for each tile.
+    Cost: operations build the formula alone.  A reduction evaluates it M · N times; its memory is
+    that of the data and of the result.
 
     Example:
         >>> import torch

@@ -134,8 +134,7 @@ def conjugate_gradient(
             preconditioner of that name.
         DTypeError: rhs is neither float32 nor float64.
 
-    Cost: an iteration calls `apply` once, and reads and writes some ten vectors of the shape of
-    rhs.
+    Cost: an iteration calls `apply` once, on a vector of the shape of rhs.
 
     Example:
         >>> import torch
