@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from torchweft.reductions import cluster
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine.nearest import nearest
-from torchweft.reductions.genred import (
-    Genred,
+from torchweft.reductions.generic import (
     generic_argkmin,
     generic_argmin,
     generic_logsumexp,
     generic_sum,
 )
-from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor
-from torchweft.reductions.lazy_variables import Pm, Var, Vi, Vj
+from torchweft.reductions.genred import Genred
+from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
 from torchweft.reductions.solve import KernelSolve, conjugate_gradient
 from torchweft.reductions.transport.samples_loss import SamplesLoss
 from torchweft.reductions.transport.sinkhorn import sinkhorn_divergence

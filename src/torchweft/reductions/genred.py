@@ -1,14 +1,11 @@
-"""Reductions of formula strings, for tensors that come later: Genred, and generic functions.
-
-A generic function takes its axis from its output: "a = Vi(1)" reduces over j.
-"""
+"""Reductions of formula strings, for tensors that come later: `Genred`."""
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Required, TypedDict, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +21,7 @@ from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduction_
 from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.formula.parse import parse_variable
+from torchweft.reductions.keywords import accuracy
 from torchweft.reductions.variables import (
     NO_EXTENT,
     Extent,
@@ -40,25 +38,10 @@ from torchweft.reductions.variables import (
 )
 
 __all__ = [
-    "ACCURACY_KEYWORDS",
-    "CALL_KEYWORDS",
-    "DEFAULT_OPTIONS",
-    "AccuracyKeywords",
-    "CallKeywords",
-    "Called",
     "Genred",
-    "GenredKeywords",
-    "Keywords",
     "ReductionSpec",
-    "Uncalled",
-    "accuracy",
     "directly",
-    "generic_argkmin",
-    "generic_argmin",
-    "generic_logsumexp",
-    "generic_sum",
     "reduction_spec",
-    "require_keywords",
     "run",
 ]
 
@@ -68,62 +51,9 @@ OTHER_NAMES = {
     "Max_SumShiftExpWeight": "Max_SumShiftExp",
 }
 NEIGHBOUR_KINDS = ("KMin", "ArgKMin", "KMin_ArgKMin")
-PRECISIONS = (None, "ieee", "tf32x3", "tf32", "bf16")
-SCHEMES = ("auto", "direct_sum", "block_sum", "kahan_scheme")
-ACCUMULATORS = ("auto", "float16", "float32", "float64")
 OWN_BACKENDS = ("torch", "numba", "triton")
 GPU_BACKENDS = ("GPU", "GPU_1D", "GPU_2D")
 BACKENDS = ("auto", "CPU", *GPU_BACKENDS, *OWN_BACKENDS)
-
-
-class CallKeywords(TypedDict, total=False):
-    """The keywords of a reduction's call, see `Genred`."""
-
-    backend: str | None
-    device_id: int
-    ranges: Any
-    out: Any
-
-
-class AccuracyKeywords(TypedDict, total=False):
-    """The keywords of `accuracy`, and those of pykeops that have no effect."""
-
-    dtype: Any
-    cuda_type: Any
-    dtype_acc: str
-    use_double_acc: bool
-    sum_scheme: str
-    enable_chunks: bool
-    rec_multVar_highdim: Any  # pykeops' name
-    use_fast_math: bool
-    precision: str | None
-
-
-class Keywords(CallKeywords, AccuracyKeywords, total=False):
-    """The keywords of a lazy tensor's reduction."""
-
-
-class Called(Keywords, total=False):
-    """Those of a reduction that is computed at once."""
-
-    call: Literal[True]
-
-
-class Uncalled(Keywords, total=False):
-    """Those of a reduction that is returned as a callable."""
-
-    call: Required[Literal[False]]
-
-
-class GenredKeywords(AccuracyKeywords, total=False):
-    """The keywords of `Genred` that generic functions take."""
-
-    opt_arg: int | None
-    formula2: str | None
-
-
-CALL_KEYWORDS = tuple(CallKeywords.__annotations__)
-ACCURACY_KEYWORDS = tuple(AccuracyKeywords.__annotations__)
 
 
 class ReductionSpec(NamedTuple):
@@ -180,48 +110,6 @@ def _count(name: str, kind: str, opt_arg: Any) -> int:
             "as opt_arg."
         )
     return operator.index(opt_arg)
-
-
-def accuracy(
-    dtype_acc: str = "auto",
-    use_double_acc: bool = False,
-    sum_scheme: str = "auto",
-    precision: str | None = None,
-    **_without_effect: Any,
-) -> Options:
-    """The options of pykeops' keywords; sums are at least as accurate as these require."""
-    for name, value, known in (
-        ("dtype_acc", dtype_acc, ACCUMULATORS),
-        ("sum_scheme", sum_scheme, SCHEMES),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in known:
-            raise DTypeError(
-                f"{name} is {value!r}: it must be one of {', '.join(map(repr, known))}. "
-                "Pass one of them, or leave it out."
-            )
-    if use_double_acc and dtype_acc not in ("auto", "float64"):
-        raise DTypeError(
-            f"use_double_acc is given with dtype_acc={dtype_acc!r}: they must say the same. "
-            "Leave one out."
-        )
-    if use_double_acc or dtype_acc == "float64":
-        return Options(precision, "float64")
-    return Options(precision, "kahan" if sum_scheme == "kahan_scheme" else "auto")
-
-
-DEFAULT_OPTIONS = accuracy()
-"""The default options."""
-
-
-def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise TypeError for a keyword that is not known."""
-    for keyword in given:
-        if keyword not in known:
-            raise TypeError(
-                f"{name} is given the keyword {keyword!r}: it takes {', '.join(known)}. Leave it "
-                "out, or pass one of these."
-            )
 
 
 def run(
@@ -604,118 +492,6 @@ def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
     return f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"
 
 
-G = TypeVar("G", bound=Genred)
-
-
-def generic_sum(
-    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
-) -> Genred:
-    """Σ f over the axis that `output` gives.
-
-    Args:
-        formula: the formula string, as of `Genred`.
-        output: the variable of the result, "a = Vi(E)" to reduce over j, "a = Vj(E)" over i.
-        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
-        options: the other keywords of `Genred`.
-
-    Returns:
-        The `Genred`: a function of one tensor for each variable.
-
-    Raises:
-        ShapeError: an output that is a parameter, or a formula that cannot be read.
-
-    Example:
-        >>> import torch
-        >>> from torchweft.reductions import generic_sum
-        >>> aliases = "x = Vi(2)", "y = Vj(2)", "b = Vj(1)"
-        >>> moment = generic_sum("SqDist(x, y) * b", "a = Vi(1)", *aliases)
-        >>> moment(torch.zeros(3, 2), torch.ones(4, 2), torch.ones(4, 1)).tolist()
-        [[8.0], [8.0], [8.0]]
-    """
-    return generic(Genred, "Sum", formula, output, aliases, options)
-
-
-def generic_logsumexp(
-    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
-) -> Genred:
-    """log Σ exp(f) over the axis that `output` gives.
-
-    Args:
-        formula: the formula string, as of `Genred`.
-        output: the variable of the result, "a = Vi(1)" to reduce over j, "a = Vj(1)" over i.
-        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
-        options: the other keywords of `Genred`.
-
-    Returns:
-        The `Genred`: a function of one tensor for each variable.
-
-    Raises:
-        ShapeError: an output that is a parameter, or a formula that cannot be read.
-
-    Example:
-        >>> import torch
-        >>> from torchweft.reductions import generic_logsumexp
-        >>> soft = generic_logsumexp("-SqDist(x, y)", "a = Vi(1)", "x = Vi(2)", "y = Vj(2)")
-        >>> soft(torch.zeros(3, 2), torch.ones(4, 2)).shape
-        torch.Size([3, 1])
-    """
-    return generic(Genred, "LogSumExp", formula, output, aliases, options)
-
-
-def generic_argmin(
-    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
-) -> Genred:
-    """The index of the smallest f over the axis that `output` gives.
-
-    Args:
-        formula: the formula string, as of `Genred`.
-        output: the variable of the result, "a = Vi(1)" to reduce over j, "a = Vj(1)" over i.
-        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
-        options: the other keywords of `Genred`.
-
-    Returns:
-        The `Genred`: a function of one tensor for each variable.
-
-    Raises:
-        ShapeError: an output that is a parameter, or a formula that cannot be read.
-
-    Example:
-        >>> import torch
-        >>> from torchweft.reductions import generic_argmin
-        >>> nearest = generic_argmin("SqDist(x, y)", "a = Vi(1)", "x = Vi(1)", "y = Vj(1)")
-        >>> nearest(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0], [8.0]])).tolist()
-        [[0], [2]]
-    """
-    return generic(Genred, "ArgMin", formula, output, aliases, options)
-
-
-def generic_argkmin(
-    formula: str, output: str, *aliases: str, **options: Unpack[GenredKeywords]
-) -> Genred:
-    """The indices of the K smallest f, ascending, over the axis that `output` gives.
-
-    Args:
-        formula: the formula string, as of `Genred`.
-        output: the variable of the result, "a = Vi(K)" to reduce over j, "a = Vj(K)" over i.
-        aliases: declarations of the variables, "x = Vi(3)", in the order of the arguments.
-        options: the other keywords of `Genred`.
-
-    Returns:
-        The `Genred`: a function of one tensor for each variable.
-
-    Raises:
-        ShapeError: an output that is a parameter, or a formula that cannot be read.
-
-    Example:
-        >>> import torch
-        >>> from torchweft.reductions import generic_argkmin
-        >>> nearest = generic_argkmin("SqDist(x, y)", "a = Vi(2)", "x = Vi(1)", "y = Vj(1)")
-        >>> nearest(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0], [8.0]])).tolist()
-        [[0, 1], [2, 1]]
-    """
-    return generic(Genred, "ArgKMin", formula, output, aliases, options)
-
-
 def _texts(formula: object, aliases: object) -> tuple[str, ...]:
     """The aliases; raises DTypeError unless they are texts, and the formula is one or a Node."""
     listed = aliases if isinstance(aliases, list | tuple) else [aliases]
@@ -726,23 +502,3 @@ def _texts(formula: object, aliases: object) -> tuple[str, ...]:
             "of texts. Write, for example, Genred('x * y', ['x = Vi(3)', 'y = Vj(3)'])."
         )
     return tuple(listed)
-
-
-def generic(
-    cls: type[G],
-    reduction_op: str,
-    formula: str,
-    output: str,
-    aliases: tuple[str, ...],
-    options: Mapping[str, Any],
-) -> G:
-    """The reduction whose result is the variable `output`."""
-    result = parse_variable(output)
-    if result.cat == 2:
-        raise ShapeError(
-            f"the output is {output!r}: it must be Vi(D), which reduces over j, or Vj(D), over i. "
-            "Change it."
-        )
-    if reduction_op == "ArgKMin":
-        options = {"opt_arg": result.dim, **options}
-    return cls(formula, aliases, reduction_op, axis=1 - result.cat, **options)

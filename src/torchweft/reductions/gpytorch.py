@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import ShapeError
-from torchweft.reductions.lazy import LazyTensor
-from torchweft.reductions.lazy_variables import Vi, Vj
+from torchweft.reductions.lazy import LazyTensor, Vi, Vj
 
 try:
     from gpytorch import kernels

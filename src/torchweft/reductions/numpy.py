@@ -10,7 +10,8 @@ from torch import Tensor
 from torchweft.reductions import genred, lazy, solve
 from torchweft.reductions.arrays import arrays, tensors
 from torchweft.reductions.cluster import arrays as cluster
-from torchweft.reductions.genred import GenredKeywords, Keywords
+from torchweft.reductions.generic import generic
+from torchweft.reductions.keywords import GenredKeywords, Keywords
 from torchweft.reductions.solve import SolveKeywords
 
 __all__ = [
@@ -192,7 +193,7 @@ def generic_sum(
         >>> reduction(np.array([[2.0]]), np.array([[3.0], [4.0]]))
         array([[14.]])
     """
-    return genred.generic(Genred, "Sum", formula, output, aliases, options)
+    return generic(Genred, "Sum", formula, output, aliases, options)
 
 
 def generic_logsumexp(
@@ -216,7 +217,7 @@ def generic_logsumexp(
         >>> reduction(np.array([[0.0]]), np.array([[3.0]]))
         array([[0.]])
     """
-    return genred.generic(Genred, "LogSumExp", formula, output, aliases, options)
+    return generic(Genred, "LogSumExp", formula, output, aliases, options)
 
 
 def generic_argmin(
@@ -240,7 +241,7 @@ def generic_argmin(
         >>> reduction(np.array([[2.0]]), np.array([[4.0], [3.0]]))
         array([[1]])
     """
-    return genred.generic(Genred, "ArgMin", formula, output, aliases, options)
+    return generic(Genred, "ArgMin", formula, output, aliases, options)
 
 
 def generic_argkmin(
@@ -264,7 +265,7 @@ def generic_argkmin(
         >>> reduction(np.array([[2.0]]), np.array([[4.0], [3.0]]))
         array([[1, 0]])
     """
-    return genred.generic(Genred, "ArgKMin", formula, output, aliases, options)
+    return generic(Genred, "ArgKMin", formula, output, aliases, options)
 
 
 def Var(x_or_ind: Data, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802

@@ -22,8 +22,9 @@ from torch import Tensor
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.whole import Whole, together, whole
 from torchweft.reductions.formula.node import read
-from torchweft.reductions.genred import ACCURACY_KEYWORDS, AccuracyKeywords, CallKeywords, Genred
+from torchweft.reductions.genred import Genred
 from torchweft.reductions.kernel_matrix import KernelMatrix, check_square, kernel_matrix
+from torchweft.reductions.keywords import ACCURACY_KEYWORDS, AccuracyKeywords, CallKeywords
 from torchweft.reductions.preconditioners import (
     FACTORS,
     ConvergenceError,

@@ -21,8 +21,7 @@ from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import Node, const, node, var
 from torchweft.reductions.formula.parse import parse
-from torchweft.reductions.lazy import LazyTensor
-from torchweft.reductions.lazy_variables import Vi, Vj
+from torchweft.reductions.lazy import LazyTensor, Vi, Vj
 
 __all__ = [
     "Cloud",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchweft.reductions.lazy import Data, LazyTensor
+from torchweft.reductions.lazy.tensors import Data, LazyTensor
 
 __all__ = ["Pm", "Var", "Vi", "Vj"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from torchweft.reductions.lazy import LazyTensor
+    from torchweft.reductions.lazy.tensors import LazyTensor
 
 __all__ = ["HasComplex", "HasReal", "Operand", "Operations"]
 

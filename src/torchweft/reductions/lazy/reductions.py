@@ -10,18 +10,15 @@ from torchweft.reductions.call import signature
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.engine.whole import together
-from torchweft.reductions.genred import (
+from torchweft.reductions.genred import ReductionSpec, directly, reduction_spec, run
+from torchweft.reductions.keywords import (
     CALL_KEYWORDS,
     DEFAULT_OPTIONS,
     Called,
     CallKeywords,
     Keywords,
-    ReductionSpec,
     Uncalled,
-    directly,
-    reduction_spec,
     require_keywords,
-    run,
 )
 from torchweft.reductions.variables import (
     Extent,
@@ -37,7 +34,7 @@ from torchweft.reductions.variables import (
 )
 
 if TYPE_CHECKING:
-    from torchweft.reductions.lazy_methods import Operand
+    from torchweft.reductions.lazy.operations import Operand
 
 __all__ = ["HasArrays", "Reduced", "Reductions", "direct_result"]
 
