@@ -4,6 +4,7 @@ Seen red with: a module's `__getattr__` that returns Any where type checkers see
 published as `Callable[..., Tensor]`, a reduction that returns Any, a name left out.
 """
 
+import inspect
 import os
 import re
 import runpy
@@ -15,6 +16,7 @@ import pytest
 
 from torchweft import products, reductions
 from torchweft.reductions import cluster, numpy
+from torchweft.reductions.keywords import CallKeywords, GenredKeywords
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -58,6 +60,15 @@ def test_every_mistake_is_reported():
 
 def test_the_file_of_every_name_runs():
     runpy.run_path(str(USER))
+
+
+def test_keywords_that_are_typed_are_those_of_the_functions():
+    """Of Genred and of its call."""
+    given = inspect.signature(reductions.Genred).parameters
+    own = {"formula", "aliases", "reduction_op", "axis"}
+    assert {*GenredKeywords.__annotations__} | own == {*given}
+    call = inspect.signature(reductions.Genred.__call__).parameters
+    assert {"self", "args", *CallKeywords.__annotations__} == {*call}
 
 
 @pytest.mark.parametrize("module", [products, reductions, cluster, numpy])

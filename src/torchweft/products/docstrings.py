@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import textwrap
 from collections.abc import Sequence
@@ -172,5 +173,6 @@ def _sizes(letters: Sequence[str]) -> str:
     return ", ".join(str(_SIZES[letter]) for letter in letters)
 
 
+@functools.cache  # most texts are those of several functions
 def _filled(text: str, hanging: int) -> str:
     return textwrap.fill(text, 96, initial_indent="    ", subsequent_indent=" " * hanging)

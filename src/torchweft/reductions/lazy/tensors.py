@@ -338,6 +338,9 @@ class LazyTensor(Operations, Reductions):
             dim: the same.
             call: False returns a callable instead of the result.
             options: the keywords of `Genred` and of its call.
+
+        Returns:
+            What `Genred` returns; with call=False or symbolic variables, a callable.
         """
         batch = len(self._extent.batch)
         axis, dim = (dim, None) if axis is None else (axis, dim)
@@ -380,7 +383,15 @@ class LazyTensor(Operations, Reductions):
         return tuple(self._array(r) for r in result)
 
     def __matmul__(self, v: Tensor, **options: Unpack[Keywords]) -> Tensor:
-        """Σ_j K_ij v_j, for K of one component and v (N,) or (..., N, E)."""
+        """Σ_j K_ij v_j, for K of one component.
+
+        Args:
+            v: (N,) or (..., N, E), in K's dtype, or complex beside a real or complex K.
+            options: the keywords of `Genred` and of its call.
+
+        Returns:
+            (..., M) for (N,), else (..., M, E).
+        """
         if self._components != 1:
             raise ShapeError(
                 f"K @ v is asked of a lazy tensor of shape {self.shape}: K must have one "
@@ -434,6 +445,14 @@ class LazyTensor(Operations, Reductions):
             alpha: added to the diagonal; None chooses, see `KernelSolve`.
             eps: bound of the norm of the residual, relative to the norm of b.
             options: the keywords of `Genred`, its call and `KernelSolve`, such as preconditioner.
+
+        Returns:
+            a, of the shape and dtype of b; with call=False or symbolic variables, a callable.
+
+        Raises:
+            ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
+            ShapeError: b is no single variable of i or of j.
+            DTypeError: b is real where the unknown is complex, or the reverse.
         """
         lazy = self._wrap_rhs(other)
         rhs = lazy._variables[0]
