@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchweft.compat.spconv.pytorch as spconv
-from torchweft import clifford, o3, products, reductions
+from torchweft import clifford, o3, products, reductions, voxels
 from torchweft.core.explain import Explanation
 from torchweft.products import SparseProductInfo, SparseScaleInfo
 from torchweft.reductions import cluster
@@ -32,6 +32,9 @@ places = torch.tensor([[0, 3, 1, 2], [0, 3, 1, 3], [0, 5, 0, 7]], dtype=torch.in
 sparse = spconv.SparseConvTensor(torch.randn(3, 4), places, [8, 8, 8], batch_size=1)
 assert_type(sparse, spconv.SparseConvTensor)
 spconv.SubMConv3d(4, 16, 3, indice_key="a")(sparse)
+scan = voxels.SparseTensor(torch.randn(3, 4), places)
+assert_type(scan, voxels.SparseTensor)
+assert_type(voxels.sparse_conv3d(scan, torch.randn(27, 4, 8), 3), voxels.SparseTensor)
 
 p, q = torch.rand(10, 3), torch.rand(20, 3)
 lazy_p, lazy_q = reductions.LazyTensor(p[:, None]), reductions.LazyTensor(q[None])
