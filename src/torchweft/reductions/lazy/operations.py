@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
 from torchweft.errors import IndexRangeError, ShapeError
 
@@ -102,7 +94,7 @@ class Operations:
     def __rtruediv__(self, other: Operand) -> Self:
         return self._arithmetic("/", other, True)
 
-    def __pow__(self, exponent: float | Operand) -> Self:
+    def __pow__(self, exponent: Operand) -> Self:
         if isinstance(exponent, int):
             return self._apply("Square") if exponent == 2 else self._apply("Pow", data=(exponent,))
         if isinstance(exponent, float) and exponent in (0.5, -0.5):
@@ -227,7 +219,7 @@ class Operations:
         """The complex numbers whose imaginary parts are the components."""
         return self._apply("Imag2Complex")
 
-    def power(self, other: float | Operand) -> Self:
+    def power(self, other: Operand) -> Self:
         """self ** other."""
         return self**other
 
