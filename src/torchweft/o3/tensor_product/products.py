@@ -51,30 +51,54 @@ __all__ = [
 
 
 class TensorProduct(InstructedModule):
-    """z = Σ factor · weight · x ⊗ y, row by row.
+    """z[i_out] = Σ factor · weight · x[i_in1] ⊗ y[i_in2] over the instructions, row by row.
 
     Args:
-        irreps_in1: of x.
-        irreps_in2: of y.
-        irreps_out: of z; items that no instruction reaches are zero.
-        instructions: (i_in1, i_in2, i_out, mode, has_weight) or with a path_weight, 1 by default.
-        in1_var: variance of each item of x; None is 1.
-        in2_var: variance of each item of y; None is 1.
-        out_var: variance that each item of z shall have; None is 1.
+        irreps_in1: irreps of x (…, D1).
+        irreps_in2: irreps of y (…, D2).
+        irreps_out: irreps of z (…, D_out); items that no instruction reaches are zero.
+        instructions: a list of (i_in1, i_in2, i_out, mode, has_weight), optionally with a
+            path_weight, 1 by default; `mode` pairs copies: "uvw", "uvu", "uvv", "uuw", "uuu", "uvuv",
+            "uvu<v" or "u<vw".
+        in1_var: variance of each item of x; None: 1.
+        in2_var: variance of each item of y; None: 1.
+        out_var: variance that each item of z shall have; None: 1.
         irrep_normalization: "component" (None), "norm" or "none".
         path_normalization: "element" (None), "path" or "none".
-        internal_weights: whether the module owns its weight; None: where it is shared.
-        shared_weights: one weight for all rows (None), or one a row.
+        internal_weights: whether the module owns its weight; None: if it is shared.
+        shared_weights: whether all rows have one weight (True, and None) or each row its own (False).
         normalization: e3nn's old name of irrep_normalization.
-        compile_left_right, compile_right: without effect, both calls always exist.
-        layout, backend: see `torchweft.o3`; numba serves channelwise modes only.
+        compile_left_right: without effect: a call and `right` always exist.
+        compile_right: without effect.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`; numba computes channelwise modes only.
+
+    Attributes:
+        instructions: a list of `Instruction`, with factors in place of path weights.
+        weight_numel: numbers in the flat weight of one row.
+        weight: the parameter (weight_numel,) if the module owns it.
+        output_mask: (D_out,), 1 where an instruction reaches the output, else 0.
 
     Raises:
-        WeftError: instructions that do not fit the irreps, with the reason.
+        WeftError: instructions that do not fit the irreps; the text says which and why.
 
-    Attributes as e3nn's: irreps_in1, irreps_in2, irreps_out, instructions (with factors in place
-    of path weights), weight_numel, weight, output_mask.  Factors and 3j symbols are float64 on the
-    host, whatever the dtype of the module.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight| for float32 and less, K terms a
+    number; 2⁻⁵³ for float64.  Differentiable to any order; the same bits at every call.
+
+    Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel that reads x, y and the weight and
+    writes z once; uvw, uuw and u<vw add one matrix product for each item of the output.  3j symbols
+    and factors are float64 on the host, whatever the dtype of the module.
+
+    Source: names, normalisations and the order of weights are e3nn's,
+    https://github.com/e3nn/e3nn; its checkpoints load.
+
+    Example:
+        >>> from torchweft import o3
+        >>> product = o3.TensorProduct("8x0e+8x1o", "1x1o", "8x1o", [(0, 0, 0, "uvu", True)])
+        >>> product.weight_numel
+        8
+        >>> product(torch.randn(10, 32), torch.randn(10, 3)).shape
+        torch.Size([10, 24])
     """
 
     def forward(
@@ -104,7 +128,15 @@ class TensorProduct(InstructedModule):
         return self.recipe(x, y, flat).view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
-        """(…, D1, D_out): the matrix b with z = x @ b, for y (…, D2) and weights as in a call."""
+        """b with z = x @ b: the product with x left open.
+
+        Args:
+            y: (…, D2).
+            weight: as in a call.
+
+        Returns:
+            (…, D1, D_out) in y's dtype.
+        """
         flat = self.checked_weight(weight)
         if flat is not None and not self.shared_weights:
             flat = flat.unsqueeze(-2)
@@ -124,15 +156,28 @@ Given = tuple[int, int, int, str, bool, float]
 
 
 class FullyConnectedTensorProduct(TensorProduct):
-    """z_w = Σ_uv weight_uvw x_u ⊗ y_v over every pair of items that couples to z's.
+    """z_w = Σ_uv weight_uvw x_u ⊗ y_v over every pair of items that couples to an item of z.
 
     Args:
-        irreps_in1: of x.
-        irreps_in2: of y.
-        irreps_out: of z.
+        irreps_in1: irreps of x (…, D1).
+        irreps_in2: irreps of y (…, D2).
+        irreps_out: irreps of z (…, D_out).
         irrep_normalization: see TensorProduct.
         path_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
+
+    Raises:
+        WeftError: irreps or options that do not fit.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uvw".
+
+    Example:
+        >>> from torchweft import o3
+        >>> product = o3.FullyConnectedTensorProduct("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o")
+        >>> product
+        FullyConnectedTensorProduct(8x0e+8x1o x 1x0e+1x1o -> 8x0e+8x1o | 256 paths | 256 weights)
+        >>> product(torch.randn(10, 32), torch.randn(10, 4)).shape
+        torch.Size([10, 32])
     """
 
     def __init__(
@@ -159,17 +204,24 @@ class FullyConnectedTensorProduct(TensorProduct):
 
 
 class ElementwiseTensorProduct(TensorProduct):
-    """z_u = x_u ⊗ y_u, without weights; the output has all irreps that the pairs couple to.
+    """z_u = x_u ⊗ y_u, without weights; the output has every irrep that the pairs couple to.
 
     Args:
-        irreps_in1: of x, simplified.
-        irreps_in2: of y, simplified; as many irreps, copies counted.
-        filter_ir_out: keep only these irreps of the output.
+        irreps_in1: irreps of x, which are simplified.
+        irreps_in2: irreps of y, which are simplified; as many irreps, copies counted.
+        filter_ir_out: keep only these irreps of the output; None: all.
         irrep_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
 
     Raises:
         ShapeError: x and y have different numbers of irreps.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uuu".
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.ElementwiseTensorProduct("2x1o", "2x1o", ["0e", "1e"]).irreps_out
+        2x0e+2x1e
     """
 
     def __init__(
@@ -196,14 +248,24 @@ class ElementwiseTensorProduct(TensorProduct):
 
 
 class FullTensorProduct(TensorProduct):
-    """z_uv = x_u ⊗ y_v, without weights; the output has all irreps, sorted.
+    """z_uv = x_u ⊗ y_v, without weights; the output has every irrep, sorted.
 
     Args:
-        irreps_in1: of x, simplified.
-        irreps_in2: of y, simplified.
-        filter_ir_out: keep only these irreps of the output.
+        irreps_in1: irreps of x, which are simplified.
+        irreps_in2: irreps of y, which are simplified.
+        filter_ir_out: keep only these irreps of the output; None: all.
         irrep_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
+
+    Raises:
+        WeftError: irreps or options that do not fit.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uvuv".
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.FullTensorProduct("2x0e+1o", "1o").irreps_out
+        1x0e+2x1o+1x1e+1x2e
     """
 
     def __init__(
@@ -231,20 +293,30 @@ class FullTensorProduct(TensorProduct):
 
 
 class TensorSquare(TensorProduct):
-    """z = x ⊗ x by its irreps: all of them without weights, or mixed into irreps_out with weights.
+    """z = x ⊗ x, decomposed into irreps: all of them without weights, or irreps_out with weights.
 
-    Of a copy with itself the odd degrees vanish; of two copies u < v each is taken once.  Factors
-    make the output of normal x have the variance 1 ("component"), or the norm 1 ("norm").
+    Of the product of a copy with itself the odd degrees vanish; of two copies u < v each pair is
+    taken once.  For normal x the output has the variance 1 ("component"), or the norm 1 ("norm").
 
     Args:
-        irreps_in: of x, simplified.
-        irreps_out: of z, simplified; None: all irreps, sorted, without weights.
-        filter_ir_out: without irreps_out, keep only these irreps.
+        irreps_in: irreps of x (…, D), which are simplified.
+        irreps_out: irreps of z, which are simplified; None: all irreps, sorted, without weights.
+        filter_ir_out: without irreps_out, keep only these irreps; None: all.
         irrep_normalization: "component" (None), "norm" or "none".
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
 
     Raises:
         ShapeError: both irreps_out and filter_ir_out are given.
+
+    Error, cost, source and attributes: see TensorProduct.
+
+    Example:
+        >>> from torchweft import o3
+        >>> square = o3.TensorSquare("1x1o")
+        >>> square.irreps_out
+        1x0e+1x2e
+        >>> square(torch.randn(10, 3)).shape
+        torch.Size([10, 6])
     """
 
     def __init__(
@@ -278,7 +350,15 @@ class TensorSquare(TensorProduct):
     def forward(  # type: ignore[override]  # one factor
         self, x: Tensor, weight: Tensor | Sequence[Tensor] | None = None
     ) -> Tensor:
-        """(…, D_out) of x (…, D) and weights as in TensorProduct."""
+        """The square of x.
+
+        Args:
+            x: (…, D).
+            weight: see TensorProduct.
+
+        Returns:
+            (…, D_out) in the inputs' dtype.
+        """
         return super().forward(x, x, weight)
 
 
@@ -364,19 +444,49 @@ def _own_size(ir: Irrep, out: Irrep, normalization: str) -> float:
 
 
 class TensorProductConv(InstructedModule):
-    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]), tp the TensorProduct of the same.
+    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]): a TensorProduct on each edge, summed.
 
     Args:
-        *given: the arguments of TensorProduct: irreps_in1 of x, the features of the nodes,
-            irreps_in2 of y, the features of the edges (usually spherical harmonics of their
-            directions), irreps_out of the result, instructions and so on.
-        precision: of float32 products with radial_weight, on tensor cores: "tf32x3", as exact as
-            float32, or "tf32" (mantissas of 10 bits).
-        **options: the arguments of TensorProduct by name.  Each edge has weights of its own unless
-            shared_weights or internal_weights is True.
+        irreps_in1: irreps of x (rows, D1), the features of the nodes.
+        irreps_in2: irreps of y (E, D2), the features of the edges, such as the spherical harmonics of
+            their directions.
+        irreps_out: irreps of the result (num_nodes, D_out).
+        instructions: see TensorProduct.
+        in1_var: see TensorProduct.
+        in2_var: see TensorProduct.
+        out_var: see TensorProduct.
+        irrep_normalization: see TensorProduct.
+        path_normalization: see TensorProduct.
+        internal_weights: whether the module owns its weight, which then all edges share; None: if
+            shared_weights is True.
+        shared_weights: whether all edges have one weight; None: only where internal_weights is True.
+        precision: of float32 products with radial_weight on tensor cores: "tf32x3", as exact as
+            float32, or "tf32", with factors rounded to 11 significant bits.
+        normalization: e3nn's old name of irrep_normalization.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
 
-    Channelwise modes (uvu, uvv, uuu, uvuv) are one kernel: no message is stored.  uvw and uuw
-    store what they mix: for each node if weights are shared, else for each edge.
+    Raises:
+        WeftError: instructions that do not fit the irreps, or another precision.
+
+    Error: that of TensorProduct, K terms a number counted over the edges of a node.  The order of
+    the sum is fixed: the same bits at every call, without atomics.  Differentiable to any order.
+
+    Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel, and no message is stored; uvw and
+    uuw store what they mix: for each node if weights are shared, else for each edge.
+
+    Source: e3nn's TensorProduct between a gather and a scatter,
+    https://github.com/e3nn/e3nn; the fusion is docs/families/o3.md, "On a graph".
+
+    Example:
+        >>> from torchweft import o3
+        >>> conv = o3.TensorProductConv(
+        ...     "8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o", [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)]
+        ... )
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0])
+        >>> x, y, weight = torch.randn(3, 32), torch.randn(3, 4), torch.randn(3, conv.weight_numel)
+        >>> conv(x, y, weight, src, dst).shape
+        torch.Size([3, 32])
     """
 
     shares = False
@@ -402,25 +512,29 @@ class TensorProductConv(InstructedModule):
         radial: Tensor | None = None,
         radial_weight: Tensor | None = None,
     ) -> Tensor:
-        """The convolution; `conv(x, y, weight, src, dst)` or `conv(x, y, weight, graph)`.
+        """The sum over edges: `conv(x, y, weight, src, dst)` or `conv(x, y, weight, graph)`.
 
         Args:
             x: (rows, D1), row src[e] for edge e.
             y: (E, D2).
             weight: (E, weight_numel), or (weight_numel,) with shared_weights; None: the module's,
                 or radial @ radial_weight.
-            src: (E,) rows of x, or a Graph in place of src, dst and num_nodes.
-            dst: (E,) rows of the result; unsorted, repeated and missing ones are welcome.
-            num_nodes: rows of the result; None: as many as x has.
+            src: (E,) int64 or int32, rows of x; or a Graph in place of src, dst and num_nodes.
+            dst: (E,) int64 or int32, rows of the result, in any order; rows may repeat or be missing.
+            num_nodes: number of rows of the result; None: as many as x has.
             radial: (E, H), in place of weight: weight = radial @ radial_weight.
             radial_weight: (H, weight_numel).
 
         Returns:
             (num_nodes, D_out) in the inputs' dtype, the same bits at every call.
 
+        Raises:
+            ShapeError: a tensor that does not fit the irreps, the edges or the weights.
+            DTypeError: src or dst is missing, or dtypes that do not fit each other.
+
         Note:
-            radial @ radial_weight is not stored where all modes are channelwise: of at most a block
-            of edges are the weights in memory, in gradients too.  With other modes it is formed.
+            Where all modes are channelwise, radial @ radial_weight is not stored: at most the weights
+            of one block of edges are in memory, in gradients too.  With other modes it is stored.
         """
         if not isinstance(src, Graph):
             check_rows("x", x, self.irreps_in1, self)
