@@ -79,12 +79,18 @@ def spherical_harmonics_alpha_beta(
 
 
 class SphericalHarmonicsAlphaBeta(nn.Module):
-    """`spherical_harmonics_alpha_beta` as a module, of (alpha, beta).
+    """`spherical_harmonics_alpha_beta` as a module, of angles (alpha, beta) in radians.
 
     Args:
-        l: as there.
-        normalization: as there.
-        backend: as there.
+        l: a degree, degrees in any order, or irreps, see `spherical_harmonics_alpha_beta`.
+        normalization: "integral", "component" or "norm", see `spherical_harmonics`.
+        backend: see `torchweft.o3`.
+
+    Example:
+        >>> from torchweft import o3
+        >>> harmonics = o3.SphericalHarmonicsAlphaBeta([0, 1], normalization="component")
+        >>> harmonics(torch.tensor(0.0), torch.tensor(0.0))
+        tensor([1.0000, 0.0000, 1.7321, 0.0000])
     """
 
     def __init__(

@@ -77,6 +77,14 @@ def spherical_harmonics_s2_grid(
 
     Returns:
         betas (N,), alphas (M,), shb (N, (L+1)²) and sha (M, 2L+1).
+
+    Source: e3nn's function of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> from torchweft import o3
+        >>> betas, alphas, shb, sha = o3.spherical_harmonics_s2_grid(2, 6, 5)
+        >>> shb.shape, sha.shape
+        (torch.Size([6, 9]), torch.Size([5, 5]))
     """
     betas, alphas = s2_grid(res_beta, res_alpha, torch.float64, "cpu")
     shb = Legendre(range(lmax + 1))(betas.cos(), betas.sin())

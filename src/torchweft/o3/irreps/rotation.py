@@ -620,7 +620,7 @@ def angles_to_axis_angle(alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Te
 
     Raises:
         ShapeError: the angles do not broadcast.
-        DTypeError: the angles are not floating-point tensors of one dtype.
+        DTypeError: the angles are not real tensors of one dtype.
 
     Example:
         >>> from torchweft import o3
@@ -650,7 +650,7 @@ def compose_angles(
 
     Raises:
         ShapeError: the angles do not broadcast.
-        DTypeError: the angles are not floating-point tensors of one dtype.
+        DTypeError: the angles are not real tensors of one dtype.
 
     Example:
         >>> from torchweft import o3

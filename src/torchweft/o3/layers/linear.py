@@ -86,7 +86,7 @@ class Linear(WeightedModule):
         WeftError: instructions or biases that do not fit the irreps.
 
     Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · x · weight| for float32 and less, K terms a number;
-    with TF32 allowed for matrices in torch, 2⁻¹⁰ of the sum more.  Differentiable to any order.
+    where torch.backends.cuda.matmul allows TF32, 2⁻¹⁰ of the sum more.  Differentiable to any order.
 
     Cost: one matrix product for each item of the output.
 
