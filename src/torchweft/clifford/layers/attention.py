@@ -50,28 +50,46 @@ def geometric_attention(
     eps: float = 1e-3,
     blade_dim: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """softmax_j(⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j), over √features) · (v_j, v_s).
+    """softmax_j((⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j)) / √features) · (v_j, v_s): GATr's attention.
 
     In an algebra with one null vector (PGA) the multivectors of grade n−1 are points, and d² is
-    their squared distance: −d² = φ(q)·ψ(k) with n+1 features a channel, homogeneous coordinates
-    p ↦ p·p₀/(p₀² + eps) keeping it finite.  There grade n−1 stays out of ⟨q̃k⟩₀.  Without a null
-    vector d² is left out.
+    their squared distance: −d² = φ(q)·ψ(k) with n+1 features for each channel, where homogeneous
+    coordinates p ↦ p·p₀/(p₀² + eps) keep it finite.  Grade n−1 is then left out of ⟨q̃k⟩₀.  Without a
+    null vector d² is left out.
 
     Args:
-        q: (B, batch…, heads, items_q, F); without batch, heads may be left out, everywhere.
+        q: (B, batch…, heads, items_q, F); without batch, heads may be left out in all tensors.
         k: (B, batch…, heads, items, F).
         v: (B, batch…, heads, items, F_v).
         q_scalars: (batch…, heads, items_q, S).
         k_scalars: (batch…, heads, items, S).
         v_scalars: (batch…, heads, items, S_v).
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         weights: (heads, F), of the distances; None: 1.
-        mask: as torch's attn_mask, for (batch…, heads, items_q, items).
-        eps: keeps points at infinity finite.
+        mask: as attn_mask of torch's scaled_dot_product_attention, for (batch…, heads, items_q, items).
+        eps: keeps the distances of points at infinity finite.
         blade_dim: −1 if the blades of q, k and v are last.
 
     Returns:
-        (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v).
+        (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v), in the dtypes of v and
+        v_scalars.
+
+    Raises:
+        ShapeError: tensors whose heads, items or features do not fit each other.
+
+    Error: that of torch's attention, at that dtype.
+
+    Cost: one call of torch's scaled_dot_product_attention, whose scores are not stored on a GPU.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, scalars = torch.randn(16, 2, 10, 4), torch.randn(2, 10, 3)  # two heads, ten items
+        >>> y, t = clifford.geometric_attention(x, x, x, scalars, scalars, scalars)
+        >>> y.shape, t.shape
+        (torch.Size([16, 2, 10, 4]), torch.Size([2, 10, 3]))
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
@@ -200,14 +218,25 @@ class Reinsertion(nn.Module):
 
 
 class RotaryEncoding(nn.Module):
-    """Item i's features c and c + S/2 turned by the angle i · base^(−2c/S): scalars know an order.
+    """Rotary encoding of positions: features c and c + S/2 of item i turn by the angle i · base^(−2c/S).
 
-    Their products, in attention, depend on differences of positions.  As in GATr; frequencies are
-    rounded to float32.
+    In attention, products of queries and keys then depend on differences of positions.  As in GATr;
+    frequencies are rounded to float32.
 
     Args:
-        scalars: S, even.
-        base: ratio of the longest period to the shortest.
+        scalars: number of scalars S, even.
+        base: the ratio of the longest period to the shortest.
+
+    Raises:
+        ShapeError: an odd number of scalars.
+
+    Source: Su et al.: RoFormer: enhanced transformer with rotary position embedding, 2021.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.RotaryEncoding(4)(torch.randn(2, 10, 4)).shape
+        torch.Size([2, 10, 4])
     """
 
     frequencies: Tensor
@@ -241,7 +270,7 @@ class _Attention(nn.Module):
         out: of the result.
         heads: number of heads.
         multi_query: the heads share keys and values.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         bias: of the maps before the attention.
         head_scale: a factor for each head's result is a parameter.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
@@ -249,7 +278,7 @@ class _Attention(nn.Module):
         norm_heads: norm each head's queries, keys and values, as in L-GATr.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses; the attention itself is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; the attention itself is torch's own on every backend.
     """
 
     log_weights: nn.Parameter | None
@@ -344,11 +373,11 @@ class SelfAttention(_Attention):
     """Geometric attention of items over items, between linear maps.
 
     Args:
-        features: F.
-        scalars: S.
+        features: number of features F.
+        scalars: number of scalars S.
         heads: number of heads.
         multi_query: the heads share keys and values, as in GATr by default.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         growth: ratio of the features of all heads to the input features.
         extra: (F', S') of what enters the attention alone, see `forward`.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
@@ -357,6 +386,16 @@ class SelfAttention(_Attention):
             `pseudoscalar`, see `EquiLinear` (False); `blade_dim`, 0 for (B, batch…, items, F), −1
             for (batch…, items, F, B); `backend`, None chooses: the attention itself is torch's own
             on every backend.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.SelfAttention(8, 4, heads=2)
+        >>> x, scalars = layer(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -401,10 +440,22 @@ class CrossAttention(_Attention):
         other_scalars: S of the other items.
         heads: number of heads.
         multi_query: the heads share keys and values; GATr has no other cross attention.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         hidden: (F, S) of a head; None: those of twice the other items' features, as in GATr.
         options: `bias`, `head_scale`, `dropout`, `pseudoscalar`, `blade_dim` and `backend` of
             `SelfAttention`.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.CrossAttention(8, 4, 6, 3, heads=2)
+        >>> own = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> other = torch.randn(16, 5, 6), torch.randn(5, 3)
+        >>> x, scalars = layer(*own, *other)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -445,13 +496,24 @@ class LGATrAttention(SelfAttention):
     """`SelfAttention` with `EquiLayerNorm` of the queries, keys and values of each head.
 
     Args:
-        features: F.
-        scalars: S.
+        features: number of features F.
+        scalars: number of scalars S.
         heads: number of heads.
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
         growth: ratio of the features of all heads to the input features.
-        options: further ones of `SelfAttention`.
+        **options: further arguments of `SelfAttention`, by name.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
+    NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.LGATrAttention(8, 4, heads=2)
+        >>> x, scalars = layer(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -481,7 +543,20 @@ class LGATrCrossAttention(CrossAttention):
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
         growth: ratio of the features of all heads to those of the items.
-        options: further ones of `CrossAttention`.
+        **options: further arguments of `CrossAttention`, by name.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
+    NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.LGATrCrossAttention(8, 4, 6, 3, heads=2)
+        >>> own = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> other = torch.randn(16, 5, 6), torch.randn(5, 3)
+        >>> x, scalars = layer(*own, *other)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(

@@ -36,14 +36,22 @@ def _of_vectors(points: Tensor, algebra: Algebra) -> Tensor:
 
 
 class O3CGMLP(nn.Module):
-    """The signed volume of a tetrahedron: fully connected products with gates between.
+    """CEGNN's network for the signed volume of a tetrahedron: fully connected products with gates.
 
     Args:
-        in_features: vectors that are given.
-        hidden_features: F in between.
-        out_features: F of the last layer, whose first pseudoscalar is the result.
-        num_layers: products, and gates between them.
-        backend: None chooses.
+        in_features: number of input vectors.
+        hidden_features: number of hidden features.
+        out_features: features of the last layer, whose first pseudoscalar is the result.
+        num_layers: number of products, with gates between them.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.O3CGMLP(hidden_features=4, num_layers=2)(torch.randn(10, 3, 3)).shape
+        torch.Size([10])
     """
 
     def __init__(
@@ -71,10 +79,18 @@ class O3CGMLP(nn.Module):
 
 
 class O5CGMLP(nn.Module):
-    """An O(5)-invariant function of two vectors: a product, and an MLP on its scalars.
+    """CEGNN's network for an O(5)-invariant function of two vectors: a product, an MLP on its scalars.
 
     Args:
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.O5CGMLP()(torch.randn(10, 2, 5)).shape
+        torch.Size([10, 1])
     """
 
     def __init__(self, *, backend: str | None = None) -> None:
@@ -94,13 +110,21 @@ class O5CGMLP(nn.Module):
 
 
 class ConvexHullCGMLP(nn.Module):
-    """The volume of a convex hull of points in five dimensions.
+    """CEGNN's network for the volume of a convex hull of points in five dimensions.
 
     Args:
-        in_features: points that are given.
-        hidden_features: F in between.
-        out_features: numbers that come out; 1, as in the original, gives (rows,).
-        backend: None chooses.
+        in_features: number of input points.
+        hidden_features: number of hidden features.
+        out_features: number of results; 1, as in the original, gives (rows,).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.ConvexHullCGMLP(hidden_features=4)(torch.randn(10, 16, 5)).shape
+        torch.Size([10])
     """
 
     def __init__(
@@ -134,14 +158,27 @@ class CGLayer(nn.Module):
     """A graph layer of multivectors x and scalars h, each updated with invariants of the other.
 
     Args:
-        features: F of x.
-        hidden: H of h.
-        algebra: of the multivectors.
-        edge_features: multivectors of an edge.
-        node_features: multivectors of a node, beside x.
-        node_scalars: scalars of a node, beside h.
+        features: number of features F of x.
+        hidden: number of features H of h.
+        algebra: the algebra of the multivectors.
+        edge_features: number of multivectors of an edge.
+        node_features: number of multivectors of a node, beside x.
+        node_scalars: number of scalars of a node, beside h.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.CGLayer(4, 8, clifford.SPACETIME)
+        >>> plan = clifford.message_plan(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3)
+        >>> h, x = torch.randn(3, 8), torch.randn(16, 3, 4)
+        >>> edges, nodes, scalars = torch.randn(16, 3, 3), torch.randn(16, 3, 1), torch.randn(3, 2)
+        >>> h, x = layer(h, x, plan, edges, nodes, scalars)
+        >>> h.shape, x.shape
+        (torch.Size([3, 8]), torch.Size([16, 3, 4]))
     """
 
     def __init__(
@@ -226,19 +263,30 @@ class CGLayer(nn.Module):
 
 
 class LorentzCGGNN(nn.Module):
-    """Top tagging: Lorentz-equivariant graph layers on particles' momenta, and a classifier.
+    """CEGNN's network for top tagging: Lorentz-equivariant layers on particle momenta, a classifier.
 
     Args:
-        in_features_h: scalars of a particle.
-        hidden_features_h: H of the layers.
-        in_features_x: multivectors of a particle; its momentum.
-        hidden_features_x: F of the layers.
-        decoder_features: of the classifier.
-        n_class: classes.
-        n_layers: graph layers.
-        dropout: of the classifier.
+        in_features_h: number of scalars of a particle.
+        hidden_features_h: number of hidden scalars.
+        in_features_x: number of multivectors of a particle; its momentum.
+        hidden_features_x: number of hidden multivectors.
+        decoder_features: number of features of the classifier.
+        n_class: number of classes.
+        n_layers: number of graph layers.
+        dropout: probability, in the classifier.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.LorentzCGGNN(hidden_features_h=8, hidden_features_x=2, n_layers=1)
+        >>> plan = clifford.message_plan(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3)
+        >>> momenta, scalars = torch.randn(1, 3, 4), torch.randn(1, 3, 2)
+        >>> network(momenta, scalars, plan, torch.ones(1, 3)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(

@@ -243,6 +243,16 @@ class LGATrSlim(nn.Module):
         norm_gains: whether parameters follow the norms of a block.
         dropout: probability for each vector and scalar, in attention and MLP.
         blade_dim: 0 for (4, batch…, items, V), −1 for (batch…, items, V, 4).
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.LGATrSlim(1, 0, 8, 2, 1, 4, blocks=2, heads=2)
+        >>> vectors, scalars = network(torch.randn(4, 10, 1), torch.randn(10, 2))
+        >>> vectors.shape, scalars.shape
+        (torch.Size([4, 10, 0]), torch.Size([10, 1]))
     """
 
     def __init__(
@@ -333,7 +343,19 @@ class ConditionalLGATrSlim(LGATrSlim):
         other_scalars: scalars of an item of the condition.
         blocks: number of blocks.
         heads: number of attention heads.
-        options: further ones of `LGATrSlim`.
+        **options: further arguments of `LGATrSlim`, by name.
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.ConditionalLGATrSlim(1, 0, 8, 2, 1, 4, 1, 2, blocks=2, heads=2)
+        >>> own = torch.randn(4, 10, 1), torch.randn(10, 2)
+        >>> other = torch.randn(4, 5, 1), torch.randn(5, 2)
+        >>> vectors, scalars = network(own[0], other[0], own[1], other[1])
+        >>> vectors.shape, scalars.shape
+        (torch.Size([4, 10, 0]), torch.Size([10, 1]))
     """
 
     def __init__(
