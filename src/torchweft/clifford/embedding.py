@@ -286,7 +286,8 @@ def extract_translation(multivectors: Tensor, *, blade_dim: int = 0) -> Tensor:
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> clifford.extract_translation(clifford.embed_translation(torch.tensor([[1.0, 2.0, 3.0]])))
+        >>> shift = clifford.embed_translation(torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> clifford.extract_translation(shift)
         tensor([[1., 2., 3.]])
     """
     return -2 * torch.stack(_blades(multivectors, PGA, blade_dim)[5:8], -1)

@@ -62,7 +62,8 @@ def geometric_product(
         x: multivectors, (B, batch…, F), float16 to float64.
         y: the right factors, the same layout and dtype; batch and features broadcast.
         algebra: the algebra that defines the product.
-        weight: (F, P), one number for each feature and path, in the order of `algebra.paths`; None: 1.
+        weight: (F, P), one number for each feature and path, in the order of `algebra.paths`; None:
+            1.
         blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
@@ -73,8 +74,8 @@ def geometric_product(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|w x y|, K ≤ B terms; 2⁻⁵³ for float64.  Differentiable to any
-    order; the same bits at every call.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|w x y|, K ≤ B terms; 2⁻⁵³ for float64.  Differentiable to
+    any order; the same bits at every call.
 
     Cost: one kernel that moves three multivector tensors, five more for the gradient.
 
@@ -162,7 +163,7 @@ def inner(
 def left_contraction(
     x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """x ⌋ y, the left contraction: of grades g and h, the part of x y of grade h − g; 0 where g > h.
+    """x ⌋ y, left contraction: of grades g and h, the part of x y of grade h − g; 0 where g > h.
 
     Args:
         x: multivectors, (B, batch…, F), float16 to float64.
@@ -194,7 +195,7 @@ def left_contraction(
 def right_contraction(
     x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """x ⌊ y, the right contraction: of grades g and h, the part of x y of grade g − h; 0 where g < h.
+    """x ⌊ y, right contraction: of grades g and h, the part of x y of grade g − h; 0 where g < h.
 
     Args:
         x: multivectors, (B, batch…, F), float16 to float64.
@@ -281,8 +282,8 @@ def fully_connected_geometric_product(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms a number; where torch allows TF32, 2⁻¹⁰ of the
-    sum more.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms a number; where torch allows TF32, 2⁻¹⁰ of
+    the sum more.
 
     Cost: P matrix products (batch, F_in) @ (F_in, F_out).
 
@@ -377,7 +378,8 @@ def grade_linear(
         bias: (F_out,) or None.
         algebra: the algebra of the multivectors.
         blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
-        backend: "triton", "numba", "torch" or None; matrix products are torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; matrix products are torch's own on every
+            backend.
 
     Returns:
         (B, batch…, F_out) in x's dtype.
@@ -584,7 +586,7 @@ def rms_norm(
     blade_dim: int = 0,
     backend: str | None = None,
 ) -> Tensor:
-    """x_j / √(s_g + eps), s_g = mean over the features of Σ_(j∈g) x_j², separately for each grade g.
+    """x_j / √(s_g + eps), s_g = mean over the features of Σ_(j∈g) x_j², for each grade g.
 
     Args:
         x: multivectors, (B, batch…, F), float16 to float64.
@@ -655,7 +657,8 @@ def silu(
         x: multivectors, (B, batch…, F), float16 to float64.
         a: (n+1, F), a number for each grade and feature.
         b: (n+1, F), likewise.
-        algebra: the algebra of the multivectors; q_j is the product of the metric entries of blade j.
+        algebra: the algebra of the multivectors; q_j is the product of the metric entries of blade
+            j.
         blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 

@@ -50,12 +50,12 @@ def geometric_attention(
     eps: float = 1e-3,
     blade_dim: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """softmax_j((⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j)) / √features) · (v_j, v_s): GATr's attention.
+    """softmax_j((⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j)) / √features) · (v_j, v_s), as in GATr.
 
     In an algebra with one null vector (PGA) the multivectors of grade n−1 are points, and d² is
     their squared distance: −d² = φ(q)·ψ(k) with n+1 features for each channel, where homogeneous
-    coordinates p ↦ p·p₀/(p₀² + eps) keep it finite.  Grade n−1 is then left out of ⟨q̃k⟩₀.  Without a
-    null vector d² is left out.
+    coordinates p ↦ p·p₀/(p₀² + eps) keep it finite.  Grade n−1 is then left out of ⟨q̃k⟩₀.  Without
+    a null vector d² is left out.
 
     Args:
         q: (B, batch…, heads, items_q, F); without batch, heads may be left out in all tensors.
@@ -66,7 +66,8 @@ def geometric_attention(
         v_scalars: (batch…, heads, items, S_v).
         algebra: the algebra of the multivectors.
         weights: (heads, F), of the distances; None: 1.
-        mask: as attn_mask of torch's scaled_dot_product_attention, for (batch…, heads, items_q, items).
+        mask: as attn_mask of torch's scaled_dot_product_attention, for (batch…, heads, items_q,
+            items).
         eps: keeps the distances of points at infinity finite.
         blade_dim: −1 if the blades of q, k and v are last.
 
@@ -218,7 +219,7 @@ class Reinsertion(nn.Module):
 
 
 class RotaryEncoding(nn.Module):
-    """Rotary encoding of positions: features c and c + S/2 of item i turn by the angle i · base^(−2c/S).
+    """Rotary encoding: features c and c + S/2 of item i turn by the angle i · base^(−2c/S).
 
     In attention, products of queries and keys then depend on differences of positions.  As in GATr;
     frequencies are rounded to float32.
@@ -278,7 +279,8 @@ class _Attention(nn.Module):
         norm_heads: norm each head's queries, keys and values, as in L-GATr.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: "triton", "numba", "torch" or None; the attention itself is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; the attention itself is torch's own on every
+            backend.
     """
 
     log_weights: nn.Parameter | None
@@ -504,8 +506,8 @@ class LGATrAttention(SelfAttention):
         growth: ratio of the features of all heads to the input features.
         **options: further arguments of `SelfAttention`, by name.
 
-    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
-    NeurIPS 2024.
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
 
     Example:
         >>> import torch
@@ -545,8 +547,8 @@ class LGATrCrossAttention(CrossAttention):
         growth: ratio of the features of all heads to those of the items.
         **options: further arguments of `CrossAttention`, by name.
 
-    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
-    NeurIPS 2024.
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
 
     Example:
         >>> import torch

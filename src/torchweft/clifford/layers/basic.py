@@ -38,8 +38,8 @@ class MultivectorModule(nn.Module):
     Args:
         algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: of the module's operations: "triton", "numba" or "torch"; None: the fastest that can
-            serve.
+        backend: of the module's operations: "triton", "numba" or "torch"; None: the fastest that
+            can serve.
 
     Example:
         >>> import torch
@@ -144,8 +144,9 @@ class CliffordLayer(MultivectorModule):
 
     Cost: the linear map, and one kernel for the rest, see `gelu_geometric_product_norm`.
 
-    Source: the layer of flash-clifford, https://github.com/maxxxzdn/flash-clifford.  Its checkpoints
-    load as they are; it adds its bias to all blades, so results differ where that bias is not zero.
+    Source: the layer of flash-clifford, https://github.com/maxxxzdn/flash-clifford.  Its
+    checkpoints load as they are; it adds its bias to all blades, so results differ where that bias
+    is not zero.
 
     Example:
         >>> import torch
@@ -426,7 +427,8 @@ class MVSiLU(MultivectorModule):
 
     Args:
         features: number of features F.
-        algebra: the algebra of the multivectors; q_j is the product of the metric entries of blade j.
+        algebra: the algebra of the multivectors; q_j is the product of the metric entries of blade
+            j.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 

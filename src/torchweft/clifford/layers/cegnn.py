@@ -249,7 +249,8 @@ class FullyConnectedSteerableGeometricProduct(_Steerable):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> layer = clifford.FullyConnectedSteerableGeometricProduct(4, 8, clifford.Algebra((1, 1, 1)))
+        >>> space = clifford.Algebra((1, 1, 1))
+        >>> layer = clifford.FullyConnectedSteerableGeometricProduct(4, 8, space)
         >>> layer(torch.randn(8, 100, 4)).shape
         torch.Size([8, 100, 8])
     """
@@ -339,7 +340,7 @@ class CEMLP(nn.Module):
 
 
 class EGCL(nn.Module):
-    """h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij)), an equivariant graph layer of CEMLPs φ, ψ.
+    """h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij)), an equivariant graph layer.
 
     Args:
         features: number of features F of a node.
@@ -356,7 +357,8 @@ class EGCL(nn.Module):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> plan = clifford.message_plan(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
         >>> layer = clifford.EGCL(4, clifford.Algebra((1, 1, 1)))
         >>> layer(torch.randn(8, 3, 4), plan).shape
         torch.Size([8, 3, 4])

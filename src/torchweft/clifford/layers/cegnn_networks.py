@@ -79,7 +79,7 @@ class O3CGMLP(nn.Module):
 
 
 class O5CGMLP(nn.Module):
-    """CEGNN's network for an O(5)-invariant function of two vectors: a product, an MLP on its scalars.
+    """CEGNN's network for an O(5)-invariant function of two vectors.
 
     Args:
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
@@ -173,7 +173,8 @@ class CGLayer(nn.Module):
         >>> import torch
         >>> from torchweft import clifford
         >>> layer = clifford.CGLayer(4, 8, clifford.SPACETIME)
-        >>> plan = clifford.message_plan(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
         >>> h, x = torch.randn(3, 8), torch.randn(16, 3, 4)
         >>> edges, nodes, scalars = torch.randn(16, 3, 3), torch.randn(16, 3, 1), torch.randn(3, 2)
         >>> h, x = layer(h, x, plan, edges, nodes, scalars)
@@ -263,7 +264,7 @@ class CGLayer(nn.Module):
 
 
 class LorentzCGGNN(nn.Module):
-    """CEGNN's network for top tagging: Lorentz-equivariant layers on particle momenta, a classifier.
+    """CEGNN's network for top tagging: Lorentz-equivariant graph layers and a classifier.
 
     Args:
         in_features_h: number of scalars of a particle.
@@ -283,7 +284,8 @@ class LorentzCGGNN(nn.Module):
         >>> import torch
         >>> from torchweft import clifford
         >>> network = clifford.LorentzCGGNN(hidden_features_h=8, hidden_features_x=2, n_layers=1)
-        >>> plan = clifford.message_plan(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
         >>> momenta, scalars = torch.randn(1, 3, 4), torch.randn(1, 3, 2)
         >>> network(momenta, scalars, plan, torch.ones(1, 3)).shape
         torch.Size([1, 2])

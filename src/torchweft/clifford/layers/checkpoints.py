@@ -47,15 +47,15 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
     Args:
         source: the original module, or its state dict.
         algebra: the algebra of the multivectors.
-        configuration: arguments of the original's MVSiLU and EGCL, needed with a state dict that has
-            gates; {} for the defaults.
+        configuration: arguments of the original's MVSiLU and EGCL, needed with a state dict that
+            has gates; {} for the defaults.
 
     Returns:
         A state dict, which `load_state_dict` of torchweft's module loads strictly.  MVLinear (out,
         in, n+1) and fully connected products (out, in, P) become (·, in, out); a weighted product
-        (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal ones.  Gates and
-        norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which have no table of an
-        algebra in the state dict, stay as they are.
+        (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal ones.  Gates
+        and norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which have no table
+        of an algebra in the state dict, stay as they are.
 
     Raises:
         ShapeError: an option without a counterpart, or a state dict with gates without its
@@ -84,17 +84,18 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 def from_gatr(
     source: Source, algebra: Algebra = PGA, *, configuration: Configuration = None
 ) -> State:
-    """Converts the state of a GATr module: EquiLinear, and layers, blocks and networks that contain it.
+    """Converts the state of a GATr module: EquiLinear, or a layer, block or network with it.
 
     Args:
         source: the original module, or its state dict.
         algebra: the algebra of the multivectors.
-        configuration: the original's "attention" and "mlp", needed with the state dict of a network.
+        configuration: the original's "attention" and "mlp", needed with the state dict of a
+            network.
 
     Returns:
         A state dict, which `load_state_dict` of torchweft's module loads strictly.  EquiLinear's
-        (out, in, 9) becomes (9, in, out): GATr divides its nine maps by their Frobenius norms, these
-        factors go into the weights.
+        (out, in, 9) becomes (9, in, out): GATr divides its nine maps by their Frobenius norms,
+        these factors go into the weights.
 
     Raises:
         ShapeError: an option without a counterpart, another number of maps, or the state dict of a
@@ -129,12 +130,12 @@ def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
             with the state dict of a network; for a slim one, its arguments.
 
     Returns:
-        A state dict, which `load_state_dict` of torchweft's module loads strictly.  EquiLinear (out,
-        in, 5), or (out, in, 10) with pseudoscalar=True, becomes (5 or 10, in, out); gains (F, 5)
-        become (5, F).  The networks of version 2 are `LGATr(…, activation="gelu_tanh",
-        options=LGATR_2)`, `ConditionalLGATr`, `LGATrSlim` and `ConditionalLGATrSlim`; options of the
-        original that its state dict shows must be those of `LGATrOptions`, else shapes and names
-        differ.
+        A state dict, which `load_state_dict` of torchweft's module loads strictly.  EquiLinear
+        (out, in, 5), or (out, in, 10) with pseudoscalar=True, becomes (5 or 10, in, out); gains (F,
+        5) become (5, F).  The networks of version 2 are `LGATr(…, activation="gelu_tanh",
+        options=LGATR_2)`, `ConditionalLGATr`, `LGATrSlim` and `ConditionalLGATrSlim`; options of
+        the original that its state dict shows must be those of `LGATrOptions`, else shapes and
+        names differ.
 
     Raises:
         ShapeError: an option without a counterpart, or the state dict of a network without its
@@ -164,8 +165,8 @@ def from_cliffordlayers(source: Source, *, configuration: Configuration = None) 
 
     Args:
         source: the original module, or its state dict.
-        configuration: arguments of the original's convolutions, needed with a state dict; {} for the
-            defaults.
+        configuration: arguments of the original's convolutions, needed with a state dict; {} for
+            the defaults.
 
     Returns:
         A state dict, which `load_state_dict` of torchweft's module loads strictly; the bias is the

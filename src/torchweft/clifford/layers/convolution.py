@@ -36,7 +36,9 @@ def clifford_conv(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
-    """y[o](s) = Σ_(c,t) x[c](stride·s + dilation·t) · weight[o, c](t) + bias[o], products of multivectors.
+    """y[o](s) = Σ_(c,t) x[c](stride·s + dilation·t) · weight[o, c](t) + bias[o].
+
+    A convolution of multivectors: products are those of the algebra.
 
     Args:
         x: (N, C_in, spatial…, B), one to three spatial dimensions; blades are last.
@@ -210,7 +212,8 @@ class CliffordConv1d(_CliffordConv):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> layer = clifford.CliffordConv1d(clifford.Algebra((1, 1)), 2, 3, kernel_size=3, padding=1)
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv1d(plane, 2, 3, kernel_size=3, padding=1)
         >>> layer(torch.randn(1, 2, 16, 4)).shape
         torch.Size([1, 3, 16, 4])
     """
@@ -247,7 +250,8 @@ class CliffordConv2d(_CliffordConv):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> layer = clifford.CliffordConv2d(clifford.Algebra((1, 1)), 2, 3, kernel_size=3, padding=1)
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv2d(plane, 2, 3, kernel_size=3, padding=1)
         >>> layer(torch.randn(1, 2, 16, 16, 4)).shape
         torch.Size([1, 3, 16, 16, 4])
     """
@@ -284,7 +288,8 @@ class CliffordConv3d(_CliffordConv):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> layer = clifford.CliffordConv3d(clifford.Algebra((1, 1)), 2, 3, kernel_size=3, padding=1)
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv3d(plane, 2, 3, kernel_size=3, padding=1)
         >>> layer(torch.randn(1, 2, 8, 8, 8, 4)).shape
         torch.Size([1, 3, 8, 8, 8, 4])
     """

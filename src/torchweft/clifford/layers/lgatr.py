@@ -50,8 +50,8 @@ class LGATrOptions(NamedTuple):
         norm_gains: whether parameters, one for each grade and feature, follow the norms of a block.
         mlp_ratio: the ratio of the hidden features of an MLP to those of a block.
         mlp_layers: number of layers of an MLP.
-        products: whether the first layer of an MLP is a geometric product; else it is a gated linear
-            map.
+        products: whether the first layer of an MLP is a geometric product; else it is a gated
+            linear map.
         bivectors: whether that product keeps its bivectors.
         dropout: see `GradeDropout`; of attention and of the layers of an MLP.
 
@@ -91,8 +91,8 @@ class LGATrMLP(nn.Module):
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
-    NeurIPS 2024.
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
 
     Example:
         >>> import torch
@@ -165,7 +165,7 @@ class LGATrMLP(nn.Module):
 
 
 class LGATrBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: a block of `LGATr`.
+    """A block of `LGATr`: x + attention(norm(x)), then x + mlp(norm(x)), of both kinds of features.
 
     Args:
         features: number of features F.
@@ -179,13 +179,14 @@ class LGATrBlock(nn.Module):
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
-    NeurIPS 2024.
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
 
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> x, scalars = clifford.LGATrBlock(8, 4, heads=2)(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> block = clifford.LGATrBlock(8, 4, heads=2)
+        >>> x, scalars = block(torch.randn(16, 10, 8), torch.randn(10, 4))
         >>> x.shape, scalars.shape
         (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
@@ -224,7 +225,7 @@ class LGATrBlock(nn.Module):
 
 
 class ConditionalLGATrBlock(LGATrBlock):
-    """`LGATrBlock`, with attention over a condition between its parts: a block of `ConditionalLGATr`.
+    """A block of `ConditionalLGATr`: `LGATrBlock`, with attention over a condition in between.
 
     Args:
         features: number of features F.
@@ -319,8 +320,8 @@ class LGATr(nn.Module):
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy physics,
-    NeurIPS 2024; `from_lgatr` converts checkpoints.
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024; `from_lgatr` converts checkpoints.
 
     Example:
         >>> import torch
@@ -401,7 +402,7 @@ class ConditionalLGATr(nn.Module):
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> widths = (1, 1, 8, 0, 1, 4, 2, 0)  # features in, out, of blocks; scalars; of the condition
+        >>> widths = 1, 1, 8, 0, 1, 4, 2, 0  # multivectors, scalars, those of the condition
         >>> network = clifford.ConditionalLGATr(*widths, blocks=2)
         >>> x, scalars = network(torch.randn(16, 10, 1), torch.randn(16, 5, 2))
         >>> x.shape, scalars.shape

@@ -46,8 +46,8 @@ def join(
 ) -> Tensor:
     """dual(dual(x) ∧ dual(y)): `regressive` with GATr's signs.
 
-    `regressive` inverts the dual at the end.  Applying the dual once more instead changes grade k by
-    (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
+    `regressive` inverts the dual at the end.  Applying the dual once more instead changes grade k
+    by (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
 
     Args:
         x: multivectors, (B, batch…, F), float16 to float64.
@@ -64,7 +64,8 @@ def join(
     Example:
         >>> import torch
         >>> from torchweft import clifford
-        >>> first, second = clifford.embed_point(torch.tensor([[[0.0, 0, 0]], [[1.0, 0, 0]]])).unbind(1)
+        >>> points = clifford.embed_point(torch.tensor([[[0.0, 0, 0]], [[1.0, 0, 0]]]))
+        >>> first, second = points.unbind(1)
         >>> line = clifford.join(first, second)  # the line through two points
         >>> int((line != 0).sum())
         1
@@ -86,7 +87,8 @@ def equivariant_join(
 ) -> Tensor:
     """r · join(x, y): the join changes sign under reflections, and so does r.
 
-    r is the coefficient in `reference` of the product of all vectors that are not null: e123 in PGA.
+    r is the coefficient in `reference` of the product of all vectors that are not null: e123 in
+    PGA.
 
     Args:
         x: multivectors, (B, batch…, F), float16 to float64.
@@ -297,7 +299,7 @@ class GeometricMLP(nn.Module):
 
 
 class GATrBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: a block of `GATr`.
+    """A block of `GATr`: x + attention(norm(x)), then x + mlp(norm(x)), of both kinds of features.
 
     Args:
         features: number of features F.

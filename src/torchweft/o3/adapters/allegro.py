@@ -26,8 +26,8 @@ def from_allegro(model: nn.Module) -> nn.Module:
         model: a model of nequip-allegro, not scripted or compiled; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them, and
-        checkpoints load.
+        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
+        and checkpoints load.
 
     Raises:
         DTypeError: the model has no Contracter of Allegro, or one with a normalisation that
@@ -36,7 +36,8 @@ def from_allegro(model: nn.Module) -> nn.Module:
     Products of all modifiers (Triton's, cuEquivariance's) are replaced too.  Scalar networks stay
     Allegro's: they are matrix products of torch.
 
-    Error: results differ from the original's by rounding; `o3.check` measures it for your structure.
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
 
     Source: Musaelian et al.: Learning local equivariant representations for large-scale atomistic
     dynamics, Nature Communications 14, 579 (2023).

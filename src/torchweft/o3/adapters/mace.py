@@ -46,32 +46,34 @@ def from_mace(model: nn.Module) -> nn.Module:
         model: a model of mace-torch with e3nn's products, not scripted; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them, and
-        checkpoints load.  Where the attributes of nodes are one-hot and need no gradient, weights are
-        chosen by element, not multiplied; a record of `torchweft.capture` made with such attributes
-        has NaN for atoms of mixed elements.
+        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
+        and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
+        weights are chosen by element, not multiplied; a record of `torchweft.capture` made with
+        such attributes has NaN for atoms of mixed elements.
 
     Raises:
         DTypeError: the model has no interaction of MACE with a product of e3nn.
-        ShapeError: a symmetric contraction of other degrees for other irreps, or with couplings that
-            are not equivariant in e3nn's basis; the text names it, and the model stays as it was.
+        ShapeError: a symmetric contraction of other degrees for other irreps, or with couplings
+            that are not equivariant in e3nn's basis; the text names it, and the model stays as it
+            was.
 
-    The model's inputs and outputs are as before; inside, rows have the layout "ir_mul".  `conv_tp` of
-    an interaction then takes nodes, edges, weights and edge_index, as MACE calls it where a
+    The model's inputs and outputs are as before; inside, rows have the layout "ir_mul".  `conv_tp`
+    of an interaction then takes nodes, edges, weights and edge_index, as MACE calls it where a
     convolution is fused, and its `conv_tp_weights` returns what the last matrix of the network is
-    applied to: on a GPU the weights of all edges are never stored.  A SymmetricContraction keeps the
-    couplings that the model has.
+    applied to: on a GPU the weights of all edges are never stored.  A SymmetricContraction keeps
+    the couplings that the model has.
 
     MACE and ScaleShiftMACE models get a forward pass of few operations, the attribute
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
     more features take the forward pass of MACE.
 
-    The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks for
-    TorchScript, script a model of the original class after
+    The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
+    for TorchScript, script a model of the original class after
     `load_state_dict(torchweft.o3.to_e3nn(model))`.
 
-    Error: results differ from the original's by rounding; `o3.check` measures it for your structure.
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
 
     Cost: seconds.  The first call of the model on a GPU compiles its kernels.
 

@@ -42,13 +42,14 @@ def from_nequip(model: nn.Module) -> nn.Module:
         model: a model of nequip, not scripted or compiled; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them, and
-        checkpoints load.
+        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
+        and checkpoints load.
 
     Raises:
         DTypeError: the model has no TensorProductScatter of NequIP.
 
-    Error: results differ from the original's by rounding; `o3.check` measures it for your structure.
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
 
     Source: Batzner et al.: E(3)-equivariant graph neural networks for data-efficient and accurate
     interatomic potentials, Nature Communications 13, 2453 (2022).

@@ -36,17 +36,18 @@ def from_sevennet(model: nn.Module) -> nn.Module:
         model: an AtomGraphSequential built on e3nn, not scripted; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them, and
-        checkpoints load.
+        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
+        and checkpoints load.
 
     Raises:
-        DTypeError: the model has no IrrepsConvolution of SevenNet, or one that was built for another
-            library (cuEquivariance, FlashTP, OpenEquivariance).
+        DTypeError: the model has no IrrepsConvolution of SevenNet, or one that was built for
+            another library (cuEquivariance, FlashTP, OpenEquivariance).
 
-    Error: results differ from the original's by rounding; `o3.check` measures it for your structure.
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
 
-    Source: Park et al.: Scalable parallel algorithm for graph neural network interatomic potentials,
-    JCTC 20, 4857 (2024).
+    Source: Park et al.: Scalable parallel algorithm for graph neural network interatomic
+    potentials, JCTC 20, 4857 (2024).
 
     Example:
         >>> from torchweft import o3

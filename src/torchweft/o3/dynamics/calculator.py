@@ -61,12 +61,12 @@ def calculator(
         ShapeError: an unknown head; from a calculation, atoms of an unknown element, positions that
             are NaN, a periodic cell without a volume.
 
-    Cost: on a GPU a calculation replays a CUDA graph, which `torchweft.capture` records in the third
-    calculation for the same atoms, with room for a tenth more edges, which are beyond the cutoff.  A
-    function or module of your own must be zero there, such as by a smooth cutoff and `where`, must
-    not wait for the GPU, and must not depend on Python values that change.  One that waits or is not
-    zero is launched kernel by kernel, with a warning that says why; SevenNet's models are launched
-    so without a warning.
+    Cost: on a GPU a calculation replays a CUDA graph, which `torchweft.capture` records in the
+    third calculation for the same atoms, with room for a tenth more edges, which are beyond the
+    cutoff.  A function or module of your own must be zero there, such as by a smooth cutoff and
+    `where`, must not wait for the GPU, and must not depend on Python values that change.  One that
+    waits or is not zero is launched kernel by kernel, with a warning that says why; SevenNet's
+    models are launched so without a warning.
 
     Source: the interface is ASE's, https://gitlab.com/ase/ase.
 

@@ -115,8 +115,8 @@ class NeighbourList:
     """Neighbour lists of moving atoms: `neighbour_list`, without a search at every call.
 
     Called with positions, cell, pbc and batch it returns what `neighbour_list` returns for them,
-    bit for bit.  Candidates are searched again when an atom has moved by more than skin / 2, and when
-    the cell, pbc, batch, dtype, device or number of atoms has changed.
+    bit for bit.  Candidates are searched again when an atom has moved by more than skin / 2, and
+    when the cell, pbc, batch, dtype, device or number of atoms has changed.
 
     Args:
         cutoff: edges are shorter than this length, positive, in the unit of the positions.

@@ -432,12 +432,12 @@ class Irreps:
         """D(R), block by block: the matrix by which rows with these irreps transform under R.
 
         Args:
-            R: (..., 3, 3), orthogonal.  Where det R = -1, R is a rotation times the inversion, which
-                multiplies each irrep by its parity.
+            R: (..., 3, 3), orthogonal.  Where det R = -1, R is a rotation times the inversion,
+                which multiplies each irrep by its parity.
 
         Returns:
-            (..., dim, dim) in the dtype of R, orthogonal.  D is computed as polynomials of R, not from
-            angles: differentiable everywhere.
+            (..., dim, dim) in the dtype of R, orthogonal.  D is computed as polynomials of R, not
+            from angles: differentiable everywhere.
 
         Raises:
             ShapeError: R is not (..., 3, 3).

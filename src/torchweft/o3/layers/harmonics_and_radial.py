@@ -360,7 +360,8 @@ class PolynomialCutoff(torch.nn.Module):
     """f(r) = 1 - (p+1)(p+2)/2 t^p + p(p+2) t^(p+1) - p(p+1)/2 t^(p+2),  t = r/r_max.
 
     Computed as (1-t)³ Σ_{k<p} (k+1)(k+2)/2 t^k, the same polynomial without cancellation.  Zero
-    from r_max on, with its gradients; the first two derivatives vanish at r_max, the first p-1 at 0.
+    from r_max on, with its gradients; the first two derivatives vanish at r_max, the first p-1 at
+    0.
 
     Args:
         r_max: the radius from which on it is zero, in the unit of r.

@@ -55,7 +55,7 @@ class LinearInstruction(NamedTuple):
 
 
 class Linear(WeightedModule):
-    """z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u] (+ bias_w): a linear map, equivariant under O(3).
+    """z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u] (+ bias_w): equivariant under O(3).
 
     Copies of equal irreps are mixed.  The factor is 1/√(Σ copies of the items into the output)
     ("element"), or 1/√(the item's own copies times the number of such items) ("path").
@@ -69,7 +69,8 @@ class Linear(WeightedModule):
         num_elements: number of elements with a matrix of their own; the weight is (num_elements,
             weight_numel), and a call takes the element of each row of x.  None: one matrix.
         internal_weights: whether the module owns weight and bias; None: if they are shared.
-        shared_weights: whether all rows have one weight (True, and None) or each row its own (False).
+        shared_weights: whether all rows have one weight (True, and None) or each row its own
+            (False).
         instructions: (i_in, i_out) of items to connect; None: all that are the same irrep.
         biases: whether 0e items have a bias: one flag for all, or one for each item.
         path_normalization: "element" or "path".
@@ -85,8 +86,9 @@ class Linear(WeightedModule):
     Raises:
         WeftError: instructions or biases that do not fit the irreps.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · x · weight| for float32 and less, K terms a number;
-    where torch.backends.cuda.matmul allows TF32, 2⁻¹⁰ of the sum more.  Differentiable to any order.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · x · weight| for float32 and less, K terms a
+    number; where torch.backends.cuda.matmul allows TF32, 2⁻¹⁰ of the sum more.  Differentiable to
+    any order.
 
     Cost: one matrix product for each item of the output.
 

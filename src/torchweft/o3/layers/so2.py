@@ -74,7 +74,8 @@ class SO2Linear(WeightedModule):
         irreps_edge: "1o": an edge is a vector, and reflections that leave it as it is restrict M;
             "1e" restricts M by rotations only, as in layers that are equivariant under rotations.
         internal_weights: whether the module owns its weight; None: if it is shared.
-        shared_weights: whether all rows have one weight (True, and None) or each row its own (False).
+        shared_weights: whether all rows have one weight (True, and None) or each row its own
+            (False).
         layout: see `torchweft.o3`.
         backend: see `torchweft.o3`.
 

@@ -58,15 +58,16 @@ class TensorProduct(InstructedModule):
         irreps_in2: irreps of y (…, D2).
         irreps_out: irreps of z (…, D_out); items that no instruction reaches are zero.
         instructions: a list of (i_in1, i_in2, i_out, mode, has_weight), optionally with a
-            path_weight, 1 by default; `mode` pairs copies: "uvw", "uvu", "uvv", "uuw", "uuu", "uvuv",
-            "uvu<v" or "u<vw".
+            path_weight, 1 by default; `mode` pairs copies: "uvw", "uvu", "uvv", "uuw", "uuu",
+            "uvuv", "uvu<v" or "u<vw".
         in1_var: variance of each item of x; None: 1.
         in2_var: variance of each item of y; None: 1.
         out_var: variance that each item of z shall have; None: 1.
         irrep_normalization: "component" (None), "norm" or "none".
         path_normalization: "element" (None), "path" or "none".
         internal_weights: whether the module owns its weight; None: if it is shared.
-        shared_weights: whether all rows have one weight (True, and None) or each row its own (False).
+        shared_weights: whether all rows have one weight (True, and None) or each row its own
+            (False).
         normalization: e3nn's old name of irrep_normalization.
         compile_left_right: without effect: a call and `right` always exist.
         compile_right: without effect.
@@ -82,8 +83,8 @@ class TensorProduct(InstructedModule):
     Raises:
         WeftError: instructions that do not fit the irreps; the text says which and why.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight| for float32 and less, K terms a
-    number; 2⁻⁵³ for float64.  Differentiable to any order; the same bits at every call.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight| for float32 and less, K terms
+    a number; 2⁻⁵³ for float64.  Differentiable to any order; the same bits at every call.
 
     Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel that reads x, y and the weight and
     writes z once; uvw, uuw and u<vw add one matrix product for each item of the output.  3j symbols
@@ -444,12 +445,12 @@ def _own_size(ir: Irrep, out: Irrep, normalization: str) -> float:
 
 
 class TensorProductConv(InstructedModule):
-    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]): a TensorProduct on each edge, summed.
+    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]), tp a TensorProduct.
 
     Args:
         irreps_in1: irreps of x (rows, D1), the features of the nodes.
-        irreps_in2: irreps of y (E, D2), the features of the edges, such as the spherical harmonics of
-            their directions.
+        irreps_in2: irreps of y (E, D2), the features of the edges, such as the spherical harmonics
+            of their directions.
         irreps_out: irreps of the result (num_nodes, D_out).
         instructions: see TensorProduct.
         in1_var: see TensorProduct.
@@ -459,7 +460,8 @@ class TensorProductConv(InstructedModule):
         path_normalization: see TensorProduct.
         internal_weights: whether the module owns its weight, which then all edges share; None: if
             shared_weights is True.
-        shared_weights: whether all edges have one weight; None: only where internal_weights is True.
+        shared_weights: whether all edges have one weight; None: only where internal_weights is
+            True.
         precision: of float32 products with radial_weight on tensor cores: "tf32x3", as exact as
             float32, or "tf32", with factors rounded to 11 significant bits.
         normalization: e3nn's old name of irrep_normalization.
@@ -480,9 +482,8 @@ class TensorProductConv(InstructedModule):
 
     Example:
         >>> from torchweft import o3
-        >>> conv = o3.TensorProductConv(
-        ...     "8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o", [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)]
-        ... )
+        >>> paths = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)]
+        >>> conv = o3.TensorProductConv("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o", paths)
         >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0])
         >>> x, y, weight = torch.randn(3, 32), torch.randn(3, 4), torch.randn(3, conv.weight_numel)
         >>> conv(x, y, weight, src, dst).shape
@@ -520,7 +521,8 @@ class TensorProductConv(InstructedModule):
             weight: (E, weight_numel), or (weight_numel,) with shared_weights; None: the module's,
                 or radial @ radial_weight.
             src: (E,) int64 or int32, rows of x; or a Graph in place of src, dst and num_nodes.
-            dst: (E,) int64 or int32, rows of the result, in any order; rows may repeat or be missing.
+            dst: (E,) int64 or int32, rows of the result, in any order; rows may repeat or be
+                missing.
             num_nodes: number of rows of the result; None: as many as x has.
             radial: (E, H), in place of weight: weight = radial @ radial_weight.
             radial_weight: (H, weight_numel).
@@ -533,8 +535,9 @@ class TensorProductConv(InstructedModule):
             DTypeError: src or dst is missing, or dtypes that do not fit each other.
 
         Note:
-            Where all modes are channelwise, radial @ radial_weight is not stored: at most the weights
-            of one block of edges are in memory, in gradients too.  With other modes it is stored.
+            Where all modes are channelwise, radial @ radial_weight is not stored: at most the
+            weights of one block of edges are in memory, in gradients too.  With other modes it is
+            stored.
         """
         if not isinstance(src, Graph):
             check_rows("x", x, self.irreps_in1, self)
