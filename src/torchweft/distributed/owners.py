@@ -132,6 +132,13 @@ def by_metis(src: Tensor, dst: Tensor, num_nodes: int, parts: int) -> Tensor:
         ShapeError, DTypeError, IndexRangeError: the edges do not fit each other, or N.
 
     Source: Karypis and Kumar, doi:10.1137/S1064827595287997.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import by_metis
+        >>> src, dst = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])  # a ring
+        >>> by_metis(src, dst, num_nodes=4, parts=2)  # doctest: +SKIP
+        tensor([0, 0, 1, 1])
     """
     pymetis = _pymetis()
     _check_parts(parts)

@@ -22,7 +22,8 @@ def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
     those that the network did not need the first time, are built when it needs them.
 
     Layers do the same by themselves on a GPU: the first layer that meets new voxels builds the maps
-    that were needed the last time.  Prepare a tensor to compile or to capture the network, or in the thread of a data loader.
+    that were needed the last time.  Prepare a tensor to compile or to capture the network, or in
+    the thread of a data loader.
 
     Args:
         network: takes a SparseTensor as its only argument.

@@ -21,18 +21,28 @@ __all__ = ["Atoms", "VelocityVerlet", "forces_of"]
 
 
 class Atoms(NamedTuple):
-    """Atoms that a rank owns, in units of one system, e.g. eV, Å, u and Å √(u/eV)."""
+    """The atoms that a rank owns, in the units of one system, such as eV, Å, u and Å √(u/eV).
+
+    Args:
+        ids: (n,) int64, the number of each atom among those of all ranks.
+        numbers: (n,) integers, atomic numbers.
+        positions: (n, 3), which may lie outside the cell.
+        velocities: (n, 3).
+        masses: (n,).
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import Atoms
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [1.1, 0.0, 0.0]])
+        >>> len(Atoms(torch.arange(2), torch.ones(2), x, 0 * x, torch.ones(2)).ids)
+        2
+    """
 
     ids: Tensor
-    """(n,) int64, the number of each atom among those of all ranks."""
     numbers: Tensor
-    """(n,) integers, atomic numbers."""
     positions: Tensor
-    """(n, 3), which may lie outside the cell."""
     velocities: Tensor
-    """(n, 3)."""
     masses: Tensor
-    """(n,)."""
 
 
 Energy = Callable[[Tensor, Tensor, Neighbours], Tensor]
@@ -54,6 +64,17 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
         atoms.  It raises a ShapeError on every rank where an energy has not one element.
 
     Cost: two exchanges of rows of the halo, and one back, besides those of the energy.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import Atoms, DistributedNeighbourList, forces_of
+        >>> def spring(numbers, vectors, neighbours):
+        ...     return (vectors.norm(dim=1) - 1).square().sum() / 4  # an edge each way
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [1.5, 0.0, 0.0]])
+        >>> atoms = Atoms(torch.arange(2), torch.ones(2), x, 0 * x, torch.ones(2))
+        >>> energy, forces = forces_of(spring)(atoms, DistributedNeighbourList(2.0)(atoms.ids, x))
+        >>> float(energy), forces[:, 0].tolist()
+        (0.125, [0.5, -0.5])
     """
 
     def forces(atoms: Atoms, neighbours: Neighbours) -> tuple[Tensor, Tensor]:

@@ -37,16 +37,26 @@ __all__ = ["DistributedNeighbourList", "Neighbours"]
 
 
 class Neighbours(NamedTuple):
-    """The edges that end at atoms of this rank."""
+    """The edges that end at atoms of this rank, from `DistributedNeighbourList`.
+
+    Args:
+        halo: the atoms of other ranks that the edges begin at, by ascending number.
+        src: (E,) int64, row of `halo(x)`: own atoms, then the halo's.
+        dst: (E,) int64, row of own atoms.
+        shift: (E, 3), how many lattice vectors the image of dst is away, in the positions' dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import DistributedNeighbourList
+        >>> line = torch.arange(4.0)[:, None] * torch.tensor([1.0, 0.0, 0.0])
+        >>> DistributedNeighbourList(1.5)(torch.arange(4), line).dst
+        tensor([0, 1, 1, 2, 2, 3])
+    """
 
     halo: Halo
-    """Atoms of other ranks that they begin at, by ascending number."""
     src: Tensor
-    """(E,) int64, row of `halo(x)`: own atoms, then the halo's."""
     dst: Tensor
-    """(E,) int64, row of own atoms."""
     shift: Tensor
-    """(E, 3), how many lattice vectors the image of dst is away, in the positions' dtype."""
 
 
 class DistributedNeighbourList:

@@ -71,6 +71,10 @@ def potential(
 
     Cost: beyond the work on own atoms and edges, an exchange of positions and one of features in
     each layer; as many for forces, and twice as many for a gradient of the forces.
+
+    Example:
+        >>> from torchweft.distributed import potential
+        >>> found = potential(model, data, shard.halo(), training=True)  # doctest: +SKIP
     """
     agree("potential", lambda: _facts(model, data, halo, options), halo.group)
     with reading(halo.num_rows, halo):

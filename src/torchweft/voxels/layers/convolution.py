@@ -372,7 +372,7 @@ class SubMConv3d(SparseConvolution):
         groups: number of groups of channels that do not mix.
         bias: whether there is a bias.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
-        outputs: "torch" or "floor", which are the same here.
+        outputs: "torch": a submanifold layer has no other.
         precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
@@ -564,7 +564,7 @@ class SparseConvTranspose3d(SparseConvolution):
         groups: number of groups of channels that do not mix.
         bias: whether there is a bias.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
-        outputs: "floor": onto given coordinates; see `sparse_conv`.
+        outputs: "floor" needs coordinates at the call; see `sparse_conv`.
         precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
