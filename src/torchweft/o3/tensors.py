@@ -32,15 +32,19 @@ class SignalOnGrid(NamedTuple):
 class SphericalTensor(Irreps):
     """The irreps of a signal on the sphere: f(x) = Σ_l A_l · Y_l(x), (P f)(x) = p_val f(p_arg x).
 
+    Harmonics have the normalization "integral".  Signals are rows A (…, (L+1)²).
+
     Args:
         lmax: the highest degree L.
         p_val: 1 or -1, the sign of f under inversion.
         p_arg: 1 or -1, the sign of x.
 
-    Harmonics have the normalization "integral".  Signals are rows A (…, (L+1)²).
+    Source: e3nn's class of this name, https://github.com/e3nn/e3nn.
 
-    >>> SphericalTensor(3, 1, -1)
-    1x0e+1x1o+1x2e+1x3o
+    Example:
+        >>> from torchweft import o3
+        >>> o3.SphericalTensor(3, 1, -1)
+        1x0e+1x1o+1x2e+1x3o
     """
 
     __slots__ = ()
@@ -247,7 +251,10 @@ class SphericalTensor(Irreps):
 
 
 class CartesianTensor(Irreps):
-    """The irreps of Cartesian tensors t_ij… with symmetries.
+    """The irreps of Cartesian tensors t_ij… with index symmetries, and the change of basis.
+
+    Methods take `rtp`, a ReducedTensorProducts from `reduced_tensor_products`; None: one is made,
+    whose table is computed once.
 
     Args:
         formula: indices and symmetries, see ReducedTensorProducts: "ij=ji", "ij=-ji", "ijk=jik".
@@ -256,17 +263,19 @@ class CartesianTensor(Irreps):
         formula: as given.
         indices: of the formula.
 
-    Methods take `rtp`, a ReducedTensorProducts from `reduced_tensor_products`; None: one is made,
-    whose table is computed once.
+    Source: e3nn's class of this name, https://github.com/e3nn/e3nn.
 
-    >>> tensor = CartesianTensor("ij=ji")
-    >>> tensor
-    1x0e+1x2e
-    >>> t = torch.arange(9.0).view(3, 3)
-    >>> tensor.to_cartesian(tensor.from_cartesian(t)).round(decimals=4)  # (t + tᵀ) / 2
-    tensor([[0., 2., 4.],
-            [2., 4., 6.],
-            [4., 6., 8.]])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> tensor = o3.CartesianTensor("ij=ji")
+        >>> tensor
+        1x0e+1x2e
+        >>> t = torch.arange(9.0).view(3, 3)
+        >>> tensor.to_cartesian(tensor.from_cartesian(t)).round(decimals=4)  # (t + tᵀ) / 2
+        tensor([[0., 2., 4.],
+                [2., 4., 6.],
+                [4., 6., 8.]])
     """
 
     __slots__ = ("formula", "indices")

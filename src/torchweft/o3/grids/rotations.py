@@ -38,9 +38,12 @@ class SO3Grid(TableLayer):
 
     The table takes A · B · A · n numbers, and a row as many multiplications.
 
-    >>> grid = SO3Grid(2, 3)
-    >>> grid.to_grid(torch.randn(5, 1 + 9 + 25)).shape
-    torch.Size([5, 12, 6, 12])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> grid = o3.SO3Grid(2, 3)
+        >>> grid.to_grid(torch.randn(5, 1 + 9 + 25)).shape
+        torch.Size([5, 12, 6, 12])
     """
 
     D: Tensor

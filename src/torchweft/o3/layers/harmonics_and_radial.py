@@ -561,8 +561,11 @@ def soft_unit_step(x: Tensor) -> Tensor:
     Returns:
         (...) in x's dtype; half precision computes in float32.  Differentiable to any order.
 
-    >>> soft_unit_step(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([0.0000, 0.0000, 0.3679])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.soft_unit_step(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([0.0000, 0.0000, 0.3679])
     """
     check_tensors(x=x)
     v = x.to(working_dtype(x.dtype))

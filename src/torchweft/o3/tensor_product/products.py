@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -36,7 +36,12 @@ from torchweft.o3.irreps.irreps import (
 )
 from torchweft.o3.radial_linear.operator import RADIAL_PRECISIONS, radial_product
 from torchweft.o3.tensor_product.instructions import IRREP_NORMALIZATIONS, checked_choice
-from torchweft.o3.tensor_product.module import InstructedModule
+from torchweft.o3.tensor_product.module import (
+    ConvolutionOptions,
+    InstructedModule,
+    MixingOptions,
+    ProductOptions,
+)
 
 __all__ = [
     "ElementwiseTensorProduct",
@@ -188,7 +193,7 @@ class FullyConnectedTensorProduct(TensorProduct):
         irreps_out: IrrepsLike,
         irrep_normalization: str | None = None,
         path_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[MixingOptions],
     ) -> None:
         first, second, out = Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out)
         instructions = [
@@ -198,9 +203,14 @@ class FullyConnectedTensorProduct(TensorProduct):
             for k, c in enumerate(out)
             if c.ir in a.ir * b.ir
         ]
-        options |= {"path_normalization": path_normalization}
         super().__init__(
-            first, second, out, instructions, irrep_normalization=irrep_normalization, **options
+            first,
+            second,
+            out,
+            instructions,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+            **options,
         )
 
 
@@ -231,7 +241,7 @@ class ElementwiseTensorProduct(TensorProduct):
         irreps_in2: IrrepsLike,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         pairs = list(paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
         keep = kept_irreps(filter_ir_out)
@@ -275,7 +285,7 @@ class FullTensorProduct(TensorProduct):
         irreps_in2: IrrepsLike,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         first, second = Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()
         keep = kept_irreps(filter_ir_out)
@@ -326,7 +336,7 @@ class TensorSquare(TensorProduct):
         irreps_out: IrrepsLike | None = None,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         irreps = Irreps(irreps_in).simplify()
         normalization = checked_choice(
@@ -453,20 +463,10 @@ class TensorProductConv(InstructedModule):
             of their directions.
         irreps_out: irreps of the result (num_nodes, D_out).
         instructions: see TensorProduct.
-        in1_var: see TensorProduct.
-        in2_var: see TensorProduct.
-        out_var: see TensorProduct.
-        irrep_normalization: see TensorProduct.
-        path_normalization: see TensorProduct.
-        internal_weights: whether the module owns its weight, which then all edges share; None: if
-            shared_weights is True.
-        shared_weights: whether all edges have one weight; None: only where internal_weights is
-            True.
         precision: of float32 products with radial_weight on tensor cores: "tf32x3", as exact as
             float32, or "tf32", with factors rounded to 11 significant bits.
-        normalization: e3nn's old name of irrep_normalization.
-        layout: see `torchweft.o3`.
-        backend: see `torchweft.o3`.
+        **options: further arguments of TensorProduct, by name.  Each edge has weights of its own
+            unless shared_weights or internal_weights is True.
 
     Raises:
         WeftError: instructions that do not fit the irreps, or another precision.
@@ -492,13 +492,22 @@ class TensorProductConv(InstructedModule):
 
     shares = False
 
-    def __init__(self, *given: Any, precision: str = "tf32x3", **options: Any) -> None:
+    def __init__(
+        self,
+        irreps_in1: IrrepsLike,
+        irreps_in2: IrrepsLike,
+        irreps_out: IrrepsLike,
+        instructions: Iterable[Sequence[Any]],
+        *,
+        precision: str = "tf32x3",
+        **options: Unpack[ConvolutionOptions],
+    ) -> None:
         if precision not in RADIAL_PRECISIONS:
             raise DTypeError(
                 f"precision is {precision!r}: it must be one of {', '.join(RADIAL_PRECISIONS)}. "
                 'Leave it out for "tf32x3", which is as exact as float32.'
             )
-        super().__init__(*given, **options)
+        super().__init__(irreps_in1, irreps_in2, irreps_out, instructions, **options)
         self.precision = precision
 
     def forward(

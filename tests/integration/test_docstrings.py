@@ -1,0 +1,81 @@
+"""Docstrings of public functions and classes have the sections of the house's form.
+
+Args names every parameter, Returns says what a function returns, and an example runs (by doctest).
+A docstring may refer to another one for its arguments: "Args: see `SubMConv3d`."
+Seen red with: a parameter that Args does not name, a function without Returns, without an example.
+"""
+
+import importlib
+import inspect
+import re
+from types import ModuleType
+
+import pytest
+from torch import nn
+
+FAMILIES = ["", "o3", "clifford", "voxels", "compat", "distributed"]
+"""The packages whose names are read, with the modules among their names; "" is torchweft's own."""
+
+WITHOUT_EXAMPLE: set[str] = set()
+"""Names that have no example yet."""
+
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example):$", re.MULTILINE)
+ELSEWHERE = re.compile(r"^Args: see `(\w+)`", re.MULTILINE)
+
+
+def public(space):
+    """(name, value) of the functions and classes that a package lists."""
+    module = importlib.import_module(f"torchweft.{space}".rstrip("."))
+    for name in module.__all__:
+        value = getattr(module, name)
+        full = f"{space}.{name}".lstrip(".")
+        if isinstance(value, ModuleType):
+            yield from public(full) if space else ()  # families are read by themselves
+        elif inspect.isclass(value) or inspect.isroutine(value):
+            yield full, value
+
+
+VALUES = dict(pair for family in FAMILIES for pair in public(family))
+
+
+def sections(value):
+    """The texts of a docstring by section; what stands before all of them is ""."""
+    text = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    found = SECTION.split(inspect.cleandoc(text or ""))  # of its own, none inherited
+    return {"": found[0], **dict(zip(found[1::2], found[2::2], strict=True))}
+
+
+def arguments(name, found):
+    """The text that names the parameters, which may be that of another name."""
+    other = ELSEWHERE.search(found[""])
+    if other:
+        found = sections(VALUES[f"{name.rpartition('.')[0]}.{other[1]}"])
+    return found.get("Args", "")
+
+
+def parameters(value):
+    """The parameters that a caller passes; those of built-in classes are not known."""
+    if inspect.isclass(value) and (
+        value.__init__ is nn.Module.__init__ or issubclass(value, Exception)
+    ):
+        return []
+    return list(inspect.signature(value).parameters)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_docstring_has_its_sections(name):
+    value = VALUES[name]
+    found = sections(value)
+    assert found[""].strip(), "no summary"
+    named = arguments(name, found)
+    missing = [p for p in parameters(value) if not re.search(rf"\b{p}\b.*: ", named)]
+    assert not missing, f"Args does not name {missing}"
+    if inspect.isroutine(value) and value.__annotations__.get("return") not in (None, "None"):
+        assert found.get("Returns", "").strip(), "no Returns"
+    if name not in WITHOUT_EXAMPLE:
+        assert ">>> " in found.get("Example", ""), "no example"
+
+
+def test_the_list_of_names_without_an_example_shrinks():
+    kept = {name for name in WITHOUT_EXAMPLE if ">>> " not in (VALUES[name].__doc__ or "")}
+    assert kept == WITHOUT_EXAMPLE, "these have one: take them off the list"
