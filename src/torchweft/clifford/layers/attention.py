@@ -7,7 +7,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,30 @@ Widths = tuple[int, int]
 
 Reinserted = tuple[Sequence[int], Sequence[int]]
 """Numbers of multivectors, and of scalars, of a network's input."""
+
+
+class HeadOptions(TypedDict, total=False):
+    """Arguments that every attention takes by name."""
+
+    bias: bool
+    head_scale: bool
+    dropout: float
+    blade_dim: int
+    backend: str | None
+
+
+class AttentionOptions(HeadOptions, total=False):
+    """Arguments that SelfAttention and CrossAttention take by name."""
+
+    norm_heads: bool
+    pseudoscalar: bool
+
+
+class SelfAttentionOptions(HeadOptions, total=False):
+    """Arguments of SelfAttention that LGATrAttention takes by name."""
+
+    extra: Widths
+    rotary_base: float | None
 
 
 def geometric_attention(
@@ -383,11 +407,11 @@ class SelfAttention(_Attention):
         growth: ratio of the features of all heads to the input features.
         extra: (F', S') of what enters the attention alone, see `forward`.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
-        options: `bias` of the maps before the attention (True); `head_scale`, whether a factor for
-            each head's result is a parameter (False); `dropout` of the result (0.0);
+        **options: `bias` of the maps before the attention (True); `head_scale`, whether a factor
+            for each head's result is a parameter (False); `dropout` of the result (0.0);
+            `norm_heads`, whether each head's queries, keys and values are normalised (False);
             `pseudoscalar`, see `EquiLinear` (False); `blade_dim`, 0 for (B, batch…, items, F), −1
-            for (batch…, items, F, B); `backend`, None chooses: the attention itself is torch's own
-            on every backend.
+            for (batch…, items, F, B); `backend`: the attention itself is torch's own.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
 
@@ -411,13 +435,13 @@ class SelfAttention(_Attention):
         growth: int = 2,
         extra: Widths = (0, 0),
         rotary_base: float | None = None,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         own, keys = (features, scalars), (features + extra[0], scalars + extra[1])
         values = own if multi_query else keys
         hidden = _of_a_head(own, heads, growth, rotary_base is not None)
-        options["rotary_base"] = rotary_base
-        super().__init__(keys, keys, values, hidden, own, heads, multi_query, algebra, **options)
+        widths = keys, keys, values, hidden, own
+        super().__init__(*widths, heads, multi_query, algebra, rotary_base=rotary_base, **options)
         self.multi_query = multi_query
 
     def forward(
@@ -444,8 +468,7 @@ class CrossAttention(_Attention):
         multi_query: the heads share keys and values; GATr has no other cross attention.
         algebra: the algebra of the multivectors.
         hidden: (F, S) of a head; None: those of twice the other items' features, as in GATr.
-        options: `bias`, `head_scale`, `dropout`, `pseudoscalar`, `blade_dim` and `backend` of
-            `SelfAttention`.
+        **options: the options of `SelfAttention`, by name.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
 
@@ -471,7 +494,7 @@ class CrossAttention(_Attention):
         algebra: Algebra = PGA,
         *,
         hidden: Widths | None = None,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         own, other = (features, scalars), (other_features, other_scalars)
         hidden = hidden or _of_a_head(other, heads, 2)
@@ -527,10 +550,19 @@ class LGATrAttention(SelfAttention):
         pseudoscalar: bool = True,
         *,
         growth: int = 1,
-        **options: Any,
+        **options: Unpack[SelfAttentionOptions],
     ) -> None:
-        options |= {"growth": growth, "pseudoscalar": pseudoscalar, "norm_heads": True}
-        super().__init__(features, scalars, heads, multi_query, SPACETIME, **options)
+        super().__init__(
+            features,
+            scalars,
+            heads,
+            multi_query,
+            SPACETIME,
+            growth=growth,
+            pseudoscalar=pseudoscalar,
+            norm_heads=True,
+            **options,
+        )
 
 
 class LGATrCrossAttention(CrossAttention):
@@ -572,12 +604,21 @@ class LGATrCrossAttention(CrossAttention):
         pseudoscalar: bool = True,
         *,
         growth: int = 1,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
-        options |= {"pseudoscalar": pseudoscalar, "norm_heads": True}
-        options["hidden"] = _of_a_head((features, scalars), heads, growth)
-        shape = (features, scalars, other_features, other_scalars, heads, multi_query, SPACETIME)
-        super().__init__(*shape, **options)
+        super().__init__(
+            features,
+            scalars,
+            other_features,
+            other_scalars,
+            heads,
+            multi_query,
+            SPACETIME,
+            hidden=_of_a_head((features, scalars), heads, growth),
+            pseudoscalar=pseudoscalar,
+            norm_heads=True,
+            **options,
+        )
 
 
 def _of_a_head(features: Widths, heads: int, growth: int, rotary: bool = False) -> Widths:

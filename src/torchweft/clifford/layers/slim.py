@@ -8,7 +8,7 @@ and laid out as in the original; `from_lgatr` converts its checkpoints.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +223,19 @@ class _Block(nn.Module):
         return added(own, self.mlp(*normed))
 
 
+class SlimOptions(TypedDict, total=False):
+    """Arguments of LGATrSlim that ConditionalLGATrSlim takes by name."""
+
+    activation: str
+    vector_activation: str
+    attention_ratio: int
+    mlp_ratio: int
+    mlp_layers: int
+    norm_gains: bool
+    dropout: float
+    blade_dim: int
+
+
 class LGATrSlim(nn.Module):
     """L-GATr-slim: a linear map, blocks of attention and a gated MLP, a linear map.
 
@@ -370,7 +383,7 @@ class ConditionalLGATrSlim(LGATrSlim):
         other_scalars: int,
         blocks: int,
         heads: int,
-        **options: Any,
+        **options: Unpack[SlimOptions],
     ) -> None:
         self._condition = (other_vectors, other_scalars)
         shape = (in_vectors, out_vectors, vectors, in_scalars, out_scalars, scalars)
