@@ -103,8 +103,8 @@ class Algebra:
         for name, count in (("p", p), ("q", q), ("r", r)):
             if not isinstance(count, int) or count < 0:
                 raise ShapeError(
-                    f"{name} is {count!r}: so many basis vectors square to the same, an integer "
-                    "of at least 0. Pass Algebra.cl(p, q, r) as in Algebra.cl(3, 0, 1)."
+                    f"{name} is {count!r}: it must be a number of basis vectors, an integer of "
+                    "at least 0. Pass Algebra.cl(p, q, r) as in Algebra.cl(3, 0, 1)."
                 )
         return cls((0,) * r + (1,) * p + (-1,) * q)
 

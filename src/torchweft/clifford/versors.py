@@ -293,7 +293,7 @@ def inverse(
     """
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
-            f"inverse was asked for in {algebra}, n = {algebra.n}: it needs n ≤ "
+            f"inverse was called in {algebra}, n = {algebra.n}: it needs n ≤ "
             f"{LARGEST_DIMENSION}. Use a smaller algebra; the inverse of a versor v is reverse(v) "
             "over the scalar of geometric_product(v, reverse(v))."
         )
@@ -399,7 +399,7 @@ def log(
     """
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
-            f"log was asked for in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
+            f"log was called in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
             "where a bivector's square has a scalar and one commuting part. Use a smaller algebra."
         )
     (r,) = blades_first(algebra, blade_dim, rotor=same_kind(widened, rotor=rotor)[0])

@@ -60,7 +60,7 @@ def by_position(
     _check_parts(parts)
     if positions.dim() != 2:
         raise ShapeError(
-            f"positions is {tuple(positions.shape)}: it must be (N, D), a row for each owner. "
+            f"positions is {tuple(positions.shape)}: it must be (N, D), a position for each row. "
             "Pass such a tensor."
         )
     if weights is not None and weights.shape != positions.shape[:1]:

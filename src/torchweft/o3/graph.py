@@ -446,7 +446,7 @@ def _check_sizes(**sizes: int | None) -> None:
         if size is not None and (not hasattr(size, "__index__") or size < 0):
             raise ShapeError(
                 f"{name} is {size!r}: it must be an integer, 0 or more, or None. "
-                "Pass how many rows there are."
+                "Pass the number of rows."
             )
 
 

@@ -53,7 +53,7 @@ def from_allegro(model: nn.Module) -> nn.Module:
         scattered = any(is_of("nequip", "TensorProductScatter", m) for _, m in modules)
         todo = "Pass it to from_nequip" if scattered else "Pass the model before it is scripted"
         raise DTypeError(
-            f"from_allegro was given a {named}: it must hold products Contracter of Allegro. "
+            f"from_allegro was given a {named}: it must hold Allegro's products (Contracter). "
             f"{todo}."
         )
     for name, product in products:
@@ -67,7 +67,7 @@ def _check(name: str, product: Any) -> None:
     if product.irrep_normalization != "component":
         raise DTypeError(
             f"{name} is a {type(product).__name__} with irrep_normalization="
-            f"{product.irrep_normalization!r}: torchweft's products have 'component' here. Build "
+            f"{product.irrep_normalization!r}: torchweft's product has only 'component'. Build "
             "the model with that normalization, or leave it unconverted."
         )
 

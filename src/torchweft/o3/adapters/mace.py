@@ -89,7 +89,7 @@ def from_mace(model: nn.Module) -> nn.Module:
     if not any(map(_is_unconverted, model.modules() if isinstance(model, nn.Module) else ())):
         raise DTypeError(
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
-            "products of e3nn. Pass the model before it is scripted or turned to another library."
+            "products of e3nn. Pass the model before it is scripted or converted otherwise."
         )
     for part in list(model.modules()):
         if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):

@@ -290,7 +290,7 @@ def _resolution(lmax: int | None, res: Resolution) -> tuple[int, tuple[int, int]
     beta, alpha = (res, None) if isinstance(res, int) or res is None else res
     if lmax is None and beta is None and alpha is None:
         raise ShapeError(
-            "lmax and res are both None: one says what the other is. Pass lmax=6, or res=100."
+            "lmax and res are both None: one of them must be given. Pass lmax=6, or res=100."
         )
     if beta is None:
         beta = 2 * (lmax + 1) if lmax is not None else 2 * ((alpha + 1) // 2)  # type: ignore[operator]

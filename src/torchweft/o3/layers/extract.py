@@ -76,8 +76,8 @@ class Extract(RowLayer):
             if found != out:
                 raise ShapeError(
                     f"instruction {tuple(items)} extracts {found or 'nothing'} of "
-                    f"{self.irreps_in}, but the result is to be {out or 'empty'}: nothing is "
-                    "changed on the way. Pass the irreps of these items."
+                    f"{self.irreps_in}, but irreps_outs has {out or 'empty'}: items are "
+                    "copied as they are. Pass the irreps of these items."
                 )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:

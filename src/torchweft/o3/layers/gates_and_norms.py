@@ -215,8 +215,8 @@ def irrep_of(item: MulIr, f: Function | None) -> Irrep:
         return item.ir
     if item.ir.l:
         raise ShapeError(
-            f"a function was given for {item}: only scalars have one, another irrep would turn "
-            "away from its result. Pass None there, or gate it by a scalar."
+            f"a function was given for {item}: only scalars have one, of another irrep the result "
+            "would not be equivariant. Pass None there, or gate it by a scalar."
         )
     if item.ir.p == 1:
         return item.ir

@@ -127,7 +127,7 @@ class Linear(WeightedModule):
     ) -> None:
         if (f_in is None) != (f_out is None):
             raise ShapeError(
-                f"f_in is {f_in} and f_out is {f_out}: features go in and out together. Pass both, "
+                f"f_in is {f_in} and f_out is {f_out}: both or neither must be given. Pass both, "
                 "or none."
             )
         if num_elements is not None:
@@ -449,8 +449,8 @@ def _biased(biases: bool | Sequence[bool] | None, out: Irreps) -> list[int]:
     for flag, item in zip(biases, out, strict=True):
         if flag and not item.ir.is_scalar():
             raise ShapeError(
-                f"biases asks for one of {item}: only 0e may have a bias, another irrep would turn "
-                "away from it. Pass False there, or biases=True for all 0e."
+                f"biases has True for {item}: only 0e may have a bias, of another irrep the result "
+                "would not be equivariant. Pass False there, or biases=True for all 0e."
             )
     return [k for k, flag in enumerate(biases) if flag]
 
@@ -486,8 +486,8 @@ class Identity(RowLayer):
         )
         if self.irreps_in != self.irreps_out:
             raise ShapeError(
-                f"irreps_in is {self.irreps_in} and irreps_out {self.irreps_out}: what is not "
-                "changed has the same irreps. Pass the same, or a Linear between them."
+                f"irreps_in is {self.irreps_in} and irreps_out {self.irreps_out}: they must be "
+                "the same, since nothing is changed. Pass the same, or use a Linear."
             )
 
     def __repr__(self) -> str:

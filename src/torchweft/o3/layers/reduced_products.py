@@ -162,8 +162,8 @@ def _irreps_of(
         if len(choices) != 1:
             has = " and ".join(sorted(map(str, choices))) or "none"
             raise ShapeError(
-                f"index {letter} has the irreps {has}: indices that are exchanged have the same. "
-                f"Pass irreps of {' or '.join(exchanged)}, such as {letter}='1o'."
+                f"index {letter} has the irreps {has}: indices that are exchanged must have the "
+                f"same. Pass irreps of {' or '.join(exchanged)}, such as {letter}='1o'."
             )
         found += choices
     return found

@@ -169,7 +169,7 @@ class SO2Linear(WeightedModule):
             return rotation.to(dtype)
         words = "neither was" if edge is None else "both were"
         raise DTypeError(
-            f"{words} given of edge and rotation: one says where the edge points. Pass edge "
+            f"{words} given of edge and rotation: exactly one gives the direction. Pass edge "
             "(…, 3), or rotation= (…, 3, 3)."
         )
 

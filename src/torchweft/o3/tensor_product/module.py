@@ -123,7 +123,7 @@ class WeightedModule(RowLayer):
         if internal_weights and not shared_weights:
             raise ShapeError(
                 "internal_weights is True but shared_weights is False: weights of the module are "
-                "the same in all rows. Leave one of both out, or give weights at the call."
+                "the same in all rows. Leave one of them out, or pass weights at the call."
             )
         self.instructions = list(instructions)
         self.irreps_out = irreps_out
@@ -383,6 +383,6 @@ def _one_normalization(irrep_normalization: str | None, normalization: str) -> s
     if irrep_normalization not in (None, normalization):
         raise ShapeError(
             f"irrep_normalization is {irrep_normalization!r} and normalization {normalization!r}: "
-            "they are two names of one argument. Pass one of both."
+            "they are two names of one argument. Pass only one."
         )
     return normalization

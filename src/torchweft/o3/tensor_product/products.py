@@ -349,8 +349,8 @@ class TensorSquare(TensorProduct):
             instructions = list(_mixed_squares(irreps, out, normalization))
         else:
             raise ShapeError(
-                "irreps_out and filter_ir_out are both given: the first says what the output is, "
-                "the second chooses from all there is. Pass one of both."
+                "irreps_out and filter_ir_out are both given: the first is the output, the second "
+                "chooses from all irreps of the product. Pass only one."
             )
         super().__init__(irreps, irreps, out, instructions, irrep_normalization="none", **options)
         self.irreps_in = irreps
