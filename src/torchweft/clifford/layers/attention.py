@@ -276,7 +276,14 @@ class RotaryEncoding(nn.Module):
         self.register_buffer("frequencies", 1 / base**powers)
 
     def forward(self, scalars: Tensor) -> Tensor:
-        """(batch…, items, S) to the same."""
+        """The scalars, turned by the angles of their positions.
+
+        Args:
+            scalars: (batch…, items, S).
+
+        Returns:
+            A tensor of their shape and dtype.
+        """
         items = torch.arange(scalars.shape[-2], device=scalars.device, dtype=self.frequencies.dtype)
         angles = items[:, None] * self.frequencies
         cos, sin = angles.cos().to(scalars.dtype), angles.sin().to(scalars.dtype)
@@ -447,10 +454,17 @@ class SelfAttention(_Attention):
     def forward(
         self, x: Tensor, scalars: Tensor, mask: Tensor | None = None, extra: Pair | None = None
     ) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
+        """The attention over all items.
 
-        `extra`, (B, batch…, items, F') and (batch…, items, S'), are further features that queries
-        and keys are made of, and, unless `multi_query`, values.
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            mask: see `geometric_attention`.
+            extra: (B, batch…, items, F') and (batch…, items, S'), further features that queries and
+                keys are made of, and, unless `multi_query`, values.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
         """
         own, joined = (x, scalars), self._joined(x, scalars, extra)
         return self._attend(joined, joined, own if self.multi_query else joined, mask)
@@ -508,10 +522,17 @@ class CrossAttention(_Attention):
         other_scalars: Tensor,
         mask: Tensor | None = None,
     ) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
+        """The attention of items over the other items.
 
-        The other items are (B, batch…, others, F') and (batch…, others, S'), the mask is for
-        (batch…, heads, items, others).
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            other: multivectors (B, batch…, others, F').
+            other_scalars: (batch…, others, S').
+            mask: for (batch…, heads, items, others), see `geometric_attention`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
         """
         keys = other, other_scalars
         return self._attend((x, scalars), keys, keys, mask)

@@ -218,7 +218,15 @@ class SteerableGeometricProduct(_Steerable):
         nn.init.normal_(self.weight, std=(self.algebra.n + 1) ** -0.5)
 
     def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
-        """x (B, rows, F) to z, or to norm(z) if there is a norm: in one pass, with ν and L."""
+        """The product, with the norm in the same pass if there is one.
+
+        Args:
+            x: multivectors (B, rows, F).
+            norm: an MVLayerNorm that is applied to z; None for none.
+
+        Returns:
+            (B, rows, F).
+        """
         if self.normalization is None or self.linear_left is None:
             product = geometric_product(
                 x, self._right(x), self.algebra, self.weight, backend=self.backend
@@ -380,7 +388,17 @@ class EGCL(nn.Module):
         self.node_model = CEMLP(2 * features, *shape, backend=backend)
 
     def forward(self, h: Tensor, plan: MessagePlan, edge_attr: Tensor | None = None) -> Tensor:
-        """(B, nodes, F) and, with edge_features, (B, edges, edge_features) to (B, nodes, F)."""
+        """The updated features of the nodes.
+
+        Args:
+            h: multivectors of the nodes, (B, nodes, F).
+            plan: from `message_plan`.
+            edge_attr: multivectors of the edges, (B, edges, edge_features); None where there are
+                none.
+
+        Returns:
+            (B, nodes, F).
+        """
         given = 0 if edge_attr is None else edge_attr.shape[-1]
         if given != self.edge_features:
             raise ShapeError(

@@ -73,7 +73,14 @@ class O3CGMLP(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, in_features, 3) to (rows,)."""
+        """The signed volumes.
+
+        Args:
+            points: (rows, in_features, 3).
+
+        Returns:
+            (rows,).
+        """
         y: Tensor = self.net(_of_vectors(points, self.algebra))
         return y[-1, :, 0]
 
@@ -104,7 +111,14 @@ class O5CGMLP(nn.Module):
         self.mlp = nn.Sequential(*layers)
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, 2, 5) to (rows, 1)."""
+        """The values of the function.
+
+        Args:
+            points: (rows, 2, 5).
+
+        Returns:
+            (rows, 1).
+        """
         out: Tensor = self.mlp(self.gp(_of_vectors(points, self.algebra))[0])
         return out
 
@@ -148,7 +162,14 @@ class ConvexHullCGMLP(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(hidden_features, hidden_features), nn.SiLU(), last)
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, in_features, 5) to (rows,), or (rows, out_features)."""
+        """The volumes.
+
+        Args:
+            points: (rows, in_features, 5).
+
+        Returns:
+            (rows,), or (rows, out_features).
+        """
         y: Tensor = self.net(_of_vectors(points, self.algebra))
         out: Tensor = self.mlp(y.norm(dim=0)).squeeze(-1)
         return out
@@ -236,9 +257,18 @@ class CGLayer(nn.Module):
         node_attr: Tensor,
         node_scalars: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """(nodes, H) and (B, nodes, F), and back.
+        """The updated scalars and multivectors of the nodes.
 
-        Edges carry (B, edges, F'), nodes (B, nodes, F'') and (nodes, S) beside; see `message_plan`.
+        Args:
+            h: scalars (nodes, H).
+            x: multivectors (B, nodes, F).
+            plan: from `message_plan`.
+            edge_attr: multivectors of the edges, (B, edges, edge_features).
+            node_attr: multivectors of the nodes beside x, (B, nodes, node_features).
+            node_scalars: scalars of the nodes beside h, (nodes, node_scalars).
+
+        Returns:
+            (nodes, H) and (B, nodes, F).
         """
         to, source = plan.dst, plan.src
         ends = x[:, to], x[:, source]

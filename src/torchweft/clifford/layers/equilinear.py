@@ -183,7 +183,15 @@ class MixedLinear(nn.Module):
             self.s2s = nn.Linear(in_scalars, out_scalars, bias=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, batch…, F_in) and (batch…, S_in) to (B, batch…, F_out) and (batch…, S_out)."""
+        """The linear map of both kinds of features.
+
+        Args:
+            x: multivectors (B, batch…, F_in).
+            scalars: (batch…, S_in).
+
+        Returns:
+            (B, batch…, F_out) and (batch…, S_out).
+        """
         if scalars.shape[-1] != self.in_scalars:
             raise ShapeError(
                 f"scalars is {tuple(scalars.shape)}: MixedLinear needs (batch…, "
@@ -260,7 +268,15 @@ class EquiLayerNorm(MultivectorModule):
         self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """Both like what was given."""
+        """The normalised features.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         self.check(x)
         backend_for(self.backend, self.algebra, [x])
         first = self.blades_first(x)
@@ -317,7 +333,15 @@ class GradeDropout(MultivectorModule):
         self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """Both like what was given."""
+        """The features with grades dropped at random, in training.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         self.check(x)
         if not self.training or not self.p:
             return x, scalars

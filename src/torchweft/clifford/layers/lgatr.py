@@ -147,7 +147,15 @@ class LGATrMLP(nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
+        """The result of all layers.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         if self.products:
             x, scalars = self.dropout(*self._product(x, scalars))
         for linear in self.linears:
@@ -219,7 +227,17 @@ class LGATrBlock(nn.Module):
     def forward(
         self, x: Tensor, scalars: Tensor, mask: Tensor | None = None, extra: Pair | None = None
     ) -> Pair:
-        """Both like what was given; `extra` as in `SelfAttention`."""
+        """The features after attention and MLP.
+
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            mask: see `geometric_attention`.
+            extra: see `SelfAttention.forward`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         x, scalars = added((x, scalars), self.attention(*self.norm1(x, scalars), mask, extra))
         return added((x, scalars), self.mlp(*self.norm2(x, scalars)))
 
@@ -290,7 +308,19 @@ class ConditionalLGATrBlock(LGATrBlock):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """Both like x and scalars; the other items, and masks, as in `CrossAttention`."""
+        """The features after attention, attention over the condition, and MLP.
+
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            other: multivectors of the condition, (B, batch…, others, F').
+            other_scalars: scalars of the condition, (batch…, others, S').
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         x, scalars = added((x, scalars), self.attention(*self.norm1(x, scalars), mask))
         others = self.norm_other(other, other_scalars)
         change = self.cross_attention(*self.norm2(x, scalars), *others, cross_mask)
@@ -365,7 +395,16 @@ class LGATr(nn.Module):
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
     def forward(self, x: Tensor, scalars: Tensor | None = None, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
+        """
         scalars = self.linear_in.scalars_of(x, scalars)
         extra = self.reinsert(x, scalars)
         x, scalars = self.linear_in(x, scalars)
@@ -450,9 +489,19 @@ class ConditionalLGATr(nn.Module):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out.
+        """The features of each item after all blocks.
 
-        The condition is (B, batch…, others, F') and (batch…, others, S').
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            other: multivectors of the condition, (B, batch…, others, F').
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            other_scalars: scalars of the condition, (batch…, others, S'); None where there are
+                none.
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
         """
         others = other, self.linear_in.scalars_of(other, other_scalars)
         x, scalars = self.linear_in(x, self.linear_in.scalars_of(x, scalars))

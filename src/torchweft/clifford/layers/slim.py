@@ -311,7 +311,16 @@ class LGATrSlim(nn.Module):
     _condition: Widths | None = None
 
     def forward(self, vectors: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """(4, batch…, items, V_in) and (batch…, items, S_in) to the same with V_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            vectors: (4, batch…, items, V_in).
+            scalars: (batch…, items, S_in).
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (4, batch…, items, V_out) and (batch…, items, S_out).
+        """
         return self._through(vectors, scalars, None, mask, None)
 
     def _through(
@@ -398,8 +407,17 @@ class ConditionalLGATrSlim(LGATrSlim):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """(4, batch…, items, V_in) and (batch…, items, S_in) to the same with V_out and S_out.
+        """The features of each item after all blocks.
 
-        The condition is (4, batch…, others, V') and (batch…, others, S').
+        Args:
+            vectors: (4, batch…, items, V_in).
+            other: vectors of the condition, (4, batch…, others, V').
+            scalars: (batch…, items, S_in).
+            other_scalars: scalars of the condition, (batch…, others, S').
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            (4, batch…, items, V_out) and (batch…, items, S_out).
         """
         return self._through(vectors, scalars, (other, other_scalars), mask, cross_mask)

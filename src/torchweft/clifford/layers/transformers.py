@@ -168,7 +168,15 @@ class ScalarGatedNonlinearity(nn.Module):
         self.activation, self.blade_dim, self.backend = activation, blade_dim, backend
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
+        """The gated multivectors and the activated scalars.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         backend_on(self.backend, x.device.type)
         of_gates, of_scalars = activations_of(self.activation)
         return of_gates(x.narrow(self.blade_dim, 0, 1)) * x, of_scalars(scalars)
@@ -231,7 +239,16 @@ class GeometricBilinear(nn.Module):
         self.linear_right.start_near_one()
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
-        """(B, batch…, F_in), (batch…, S_in), and a reference that broadcasts with x for r."""
+        """The products and joins.
+
+        Args:
+            x: multivectors (B, batch…, F_in).
+            scalars: (batch…, S_in).
+            reference: multivectors that broadcast with x, for r of `equivariant_join`.
+
+        Returns:
+            (B, batch…, F_out) and (batch…, S_out).
+        """
         maps = self.linear_left, self.linear_right, self.linear_join_left, self.linear_join_right
         a, b, c, d = (linear(x, scalars)[0] for linear in maps)
         blade_dim, backend = self.blade_dim, self.backend
@@ -292,7 +309,16 @@ class GeometricMLP(nn.Module):
         self.dropout = GradeDropout(dropout, algebra, blade_dim=blade_dim, backend=backend)
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
-        """Both like what was given."""
+        """The result of both layers.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+            reference: multivectors that broadcast with x, for r of `equivariant_join`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         hidden = self.dropout(*self.bilinear(x, scalars, reference))
         out: Pair = self.dropout(*self.linear(*self.gate(*hidden)))
         return out
@@ -450,7 +476,16 @@ class GATr(nn.Module):
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
     def forward(self, x: Tensor, scalars: Tensor | None = None, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
+        """
         reference = x.mean((-2, -1) if self.blade_dim == 0 else (-3, -2), keepdim=True)
         scalars = self.linear_in.scalars_of(x, scalars)
         extra = self.reinsert(x, scalars)
@@ -535,9 +570,15 @@ class AxialGATr(nn.Module):
         scalars: Tensor | None = None,
         masks: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Pair:
-        """(B, batch…, rows, columns, F_in) and (batch…, rows, columns, S_in) to F_out and S_out.
+        """The features of each item after all blocks.
 
-        The masks are of attention in columns, and in rows.
+        Args:
+            x: multivectors (B, batch…, rows, columns, F_in).
+            scalars: (batch…, rows, columns, S_in); None where in_scalars is 0.
+            masks: of attention in columns, and in rows.
+
+        Returns:
+            (B, batch…, rows, columns, F_out) and (batch…, rows, columns, S_out).
         """
         last = -1 if self.blade_dim == 0 else -2
         reference = x.mean((last - 2, last - 1, last), keepdim=True)

@@ -157,7 +157,11 @@ class VelocityVerlet:
         self._update()
 
     def run(self, steps: int) -> None:
-        """So many steps."""
+        """Makes a number of steps.
+
+        Args:
+            steps: how many.
+        """
         for _ in range(steps):
             atoms = self._kicked()
             positions = atoms.positions + self._step * atoms.velocities

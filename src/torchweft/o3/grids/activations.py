@@ -72,7 +72,14 @@ class S2Activation(nn.Module):
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, features: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of features (…, irreps_in.dim)."""
+        """The activated signals.
+
+        Args:
+            features: (…, irreps_in.dim).
+
+        Returns:
+            (…, irreps_out.dim).
+        """
         check_rows("features", features, self.irreps_in, self)
         if not self.random_rot:
             return self._activated(features)
@@ -142,5 +149,12 @@ class SO3Activation(nn.Module):
         return f"{type(self).__name__} ({self.lmax_in} -> {self.lmax_out})"
 
     def forward(self, features: Tensor) -> Tensor:
-        """(…, Σ (2l+1)²), l to lmax_out, of features (…, Σ (2l+1)²), l to lmax_in."""
+        """The activated signals.
+
+        Args:
+            features: (…, Σ (2l+1)²), l to lmax_in.
+
+        Returns:
+            (…, Σ (2l+1)²), l to lmax_out.
+        """
         return self.grid_out.from_grid(self.act(self.grid_in.to_grid(features)))

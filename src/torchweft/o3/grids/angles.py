@@ -112,7 +112,15 @@ class SphericalHarmonicsAlphaBeta(nn.Module):
         self.l, self.normalization, self.backend = l, normalization, backend
 
     def forward(self, alpha: Tensor, beta: Tensor) -> Tensor:
-        """Y(α, β): (...) and (...) to (..., Σ 2l+1)."""
+        """The harmonics of the angles.
+
+        Args:
+            alpha: (...), in radians.
+            beta: (...), in radians.
+
+        Returns:
+            (..., Σ 2l+1) in the angles' dtype.
+        """
         return spherical_harmonics_alpha_beta(
             self.l, alpha, beta, normalization=self.normalization, backend=self.backend
         )
@@ -142,7 +150,15 @@ class Legendre(nn.Module):
         self.ls = list(ls)
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """(..., Σ 2l+1) of z (...) and y (...), z² + y² = 1: harmonics at α = 0."""
+        """The functions at z and y.
+
+        Args:
+            z: (...), cos β.
+            y: (...), sin β.
+
+        Returns:
+            (..., Σ 2l+1) in z's dtype: harmonics at α = 0.
+        """
         z, y = broadcast_named(z=z, y=y)
         points = torch.stack([torch.zeros_like(z), z, y], -1)
         harmonics = spherical_harmonics(self.ls, points, False)

@@ -216,7 +216,14 @@ class ToS2Grid(_SphereGrid):
         super().__init__(lmax, resolution, factors, False, dtype, device, backend)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., N, M) of x (..., (L+1)²)."""
+        """The values of signals on the grid.
+
+        Args:
+            x: (..., (L+1)²), coefficients.
+
+        Returns:
+            (..., N, M) in x's dtype.
+        """
         check_last("x", x, (self.lmax + 1) ** 2)
         rows = torch.einsum("mbi,...i->...bm", self.shb, self.as_tables(x))
         return self.as_input(torch.einsum("am,...bm->...ba", self.sha, rows), x)
@@ -274,7 +281,14 @@ class FromS2Grid(_SphereGrid):
         super().__init__(lmax, resolution, factors, True, dtype, device, backend)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., (L+1)²) of x (..., N, M)."""
+        """The coefficients of signals.
+
+        Args:
+            x: (..., N, M), values on the grid.
+
+        Returns:
+            (..., (L+1)²) in x's dtype.
+        """
         check_last("x", x, self.res_alpha)
         if x.shape[-2:-1] != (self.res_beta,):
             raise ShapeError(

@@ -235,7 +235,16 @@ class Irreps:
 
     @staticmethod
     def spherical_harmonics(lmax: int, p: int = -1) -> Irreps:
-        """The degrees 0 to lmax, each once, with the parities p^l."""
+        """The irreps of spherical harmonics: degrees 0 to lmax, each once, with the parities p^l.
+
+        Args:
+            lmax: the highest degree.
+            p: the parity of a vector, -1 for "1o".
+
+        Example:
+            >>> Irreps.spherical_harmonics(2)
+            1x0e+1x1o+1x2e
+        """
         return Irreps([(1, Irrep(degree, p**degree)) for degree in range(lmax + 1)])
 
     def __iter__(self) -> Iterator[MulIr]:
@@ -332,7 +341,12 @@ class Irreps:
         return SliceByMul(self)
 
     def simplify(self) -> Irreps:
-        """Neighbours of one irrep joined, without items of multiplicity 0."""
+        """Adjacent items of one irrep are joined; items of multiplicity 0 are dropped.
+
+        Example:
+            >>> Irreps("2x0e+3x0e+0x1o+1o").simplify()
+            5x0e+1x1o
+        """
         found: list[MulIr] = []
         for mul, ir in self.remove_zero_multiplicities():
             if found and found[-1].ir == ir:
@@ -345,7 +359,16 @@ class Irreps:
         return Irreps([item for item in self if item.mul])
 
     def sort(self) -> Sorted:
-        """Sort by degree, then odd before even; equal irreps stay in order."""
+        """Sorts by degree, then odd before even; equal irreps stay in order.
+
+        Returns:
+            `irreps`, and `p` and `inv`: item i of these irreps becomes item p[i], item j was item
+            inv[j].
+
+        Example:
+            >>> Irreps("1o+0e").sort().irreps
+            1x0e+1x1o
+        """
         numbers = [3 * ir.l + ir.p for _, ir in self]  # torch.compile sorts numbers only
         inv = tuple(sorted(range(len(self)), key=numbers.__getitem__))
         p = tuple(sorted(range(len(self)), key=inv.__getitem__))

@@ -254,7 +254,15 @@ class Gating(_Tabled):
         super().__init__(irreps, backend)
 
     def forward(self, x: Tensor, gates: Tensor) -> Tensor:
-        """(N, irreps_dim, C) of x and invariant gates (N, num_irreps, C)."""
+        """The gated features.
+
+        Args:
+            x: (N, irreps_dim, C).
+            gates: (N, num_irreps, C), invariant.
+
+        Returns:
+            (N, irreps_dim, C) in x's dtype.
+        """
         return gating(x, gates, self.info, backend=self.backend)
 
     def extra_repr(self) -> str:
@@ -297,7 +305,14 @@ class IrrepWiseLinear(_Tabled):
         self.weight = nn.Parameter(torch.randn(self.irreps.num_irreps, channels_in, channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps_dim, Cout) of x (N, irreps_dim, Cin)."""
+        """The linear map of each irrep.
+
+        Args:
+            x: (N, irreps_dim, Cin).
+
+        Returns:
+            (N, irreps_dim, Cout) in x's dtype.
+        """
         weight = self.weight / math.sqrt(max(self.channels_in, 1))
         return irrep_wise_linear(x, weight, self.info, backend=self.backend)
 
@@ -328,7 +343,15 @@ class TensorDot(_Tabled):
         self.scaled = scaled
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """(N, num_irreps, C) of x and y (N, irreps_dim, C)."""
+        """The inner products of each irrep.
+
+        Args:
+            x: (N, irreps_dim, C).
+            y: (N, irreps_dim, C).
+
+        Returns:
+            (N, num_irreps, C) in x's dtype.
+        """
         return tensor_dot_uu(x, y, self.info, self.scaled, backend=self.backend)
 
     def extra_repr(self) -> str:

@@ -81,7 +81,15 @@ class Extract(RowLayer):
                 )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """Tensors (…, dim) of x (…, D), one for each of irreps_outs."""
+        """The items of x, as tensors of their own.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tuple with a tensor (…, dim) for each of irreps_outs, or with squeeze_out the only
+            one.
+        """
         check_rows("x", x, self.irreps_in, self)
         parts = parts_of(x, [item.dim for item in self.irreps_in])
         found = tuple(

@@ -190,7 +190,14 @@ class Gate(RowLayer):
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of x (…, irreps_in.dim)."""
+        """The activated scalars and the gated irreps.
+
+        Args:
+            x: (…, irreps_in.dim).
+
+        Returns:
+            (…, irreps_out.dim) in x's dtype.
+        """
         check_rows("x", x, self.irreps_in, self)
         blocks = zip(split(x, self.irreps_in, self.layout), self._sizes, strict=True)
         pieces = [piece for block, sizes in blocks for piece in parts_of(block, sizes, -2)]
@@ -345,7 +352,14 @@ class Norm(_Layer):
         return f"{type(self).__name__}({self.irreps_in})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, num_irreps) of x (…, D)."""
+        """The norms.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            (…, num_irreps) in x's dtype.
+        """
         x = widened(x)
         squares = [block.square().sum(-1) for block in self._blocks(x)]
         if not squares:
@@ -409,7 +423,14 @@ class NormActivation(_Layer):
         return f"{type(self).__name__}({self.irreps_in})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) of x (…, D)."""
+        """The rows with activated norms.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         blocks = self._blocks(x)
         if not blocks:
             return x
@@ -489,7 +510,14 @@ class BatchNorm(_Layer):
         self.bias = nn.Parameter(torch.zeros(scalars)) if affine and include_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, …, D) of x (batch, …, D)."""
+        """The normalised rows; in training the running statistics are updated.
+
+        Args:
+            x: (batch, …, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         check_tensors(x=x)
         if x.dim() < 2:
             raise ShapeError(
@@ -576,7 +604,14 @@ class LayerNorm(_Layer):
         self.bias = nn.Parameter(torch.zeros(self._irreps.count("0e"))) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) of x (…, D)."""
+        """The normalised rows.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         x = widened(x)
         found, *_ = self._divided(
             self._blocks(x),
@@ -622,7 +657,14 @@ class Dropout(_Layer):
         self.irreps, self.p = self._irreps, p
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, …, D) of x (b, …, D); all inner dimensions have the same copies dropped."""
+        """The rows with copies dropped at random, the same ones for all inner dimensions.
+
+        Args:
+            x: (b, …, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         check_rows("x", x, self.irreps, self)
         if not self.training or not self.irreps:
             return x

@@ -153,7 +153,14 @@ class SphericalHarmonics(torch.nn.Module):
         harmonics_scale(normalization, 0)  # raises for another name
 
     def forward(self, x: Tensor) -> Tensor:
-        """Y(x): (..., 3) to (..., irreps_out.dim)."""
+        """The harmonics of x.
+
+        Args:
+            x: (..., 3), vectors.
+
+        Returns:
+            (..., irreps_out.dim) in x's dtype; half precision computes in float32.
+        """
         y = cached_rows(self.called, x)
         return _first(self.called, x, *self.called) if y is None else y[0]
 
@@ -341,7 +348,14 @@ class BesselBasis(torch.nn.Module):
         self.r_max, self.num_basis, self.backend = float(r_max), num_basis, backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        """The functions at r.
+
+        Args:
+            r: (..., 1), lengths.
+
+        Returns:
+            (..., num_basis) in r's dtype; half precision computes in float32.
+        """
         called = "bessel", self.r_max, self.num_basis, self.backend
         y = cached_rows(called, r)
         if y is not None:
@@ -387,7 +401,14 @@ class PolynomialCutoff(torch.nn.Module):
         self.r_max, self.p, self.backend = float(r_max), int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """f(r) for r of any shape, in its dtype; half precision computes in float32."""
+        """The cutoff at r.
+
+        Args:
+            r: lengths, of any shape.
+
+        Returns:
+            A tensor of r's shape and dtype; half precision computes in float32.
+        """
         check_tensors(r=r)
         rows = r if r.shape[-1:] == (1,) else r[..., None]
         if serves_rows(rows, self.backend, 1):
@@ -448,7 +469,14 @@ class RadialBasis(torch.nn.Module):
         self.r_max, self.num_basis, self.p, self.backend = float(r_max), num_basis, int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        """The functions at r, zero from r_max on.
+
+        Args:
+            r: (..., 1), lengths.
+
+        Returns:
+            (..., num_basis) in r's dtype; half precision computes in float32.
+        """
         y = cached_rows(self.called, r)
         if y is not None:
             return y[0]

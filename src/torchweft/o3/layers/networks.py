@@ -268,7 +268,14 @@ class FullyConnectedNet(nn.Sequential):
         return f"{type(self).__name__}{self.hs}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, hs[-1]) of x (…, hs[0])."""
+        """The network's result.
+
+        Args:
+            x: (…, hs[0]).
+
+        Returns:
+            (…, hs[-1]) in x's dtype.
+        """
         x, factor = self.hidden(x), 1.0
         for layer in self._layers()[-1:]:
             x, factor = layer.between(1.0, x, layer.after)

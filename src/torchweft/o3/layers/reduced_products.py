@@ -107,7 +107,14 @@ class ReducedTensorProducts(TableLayer):
         return f"{type(self).__name__}({factors} -> {self.irreps_out})"
 
     def forward(self, *xs: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of a tensor (…, D) for each index; leading dimensions broadcast."""
+        """The product, by its irreps.
+
+        Args:
+            *xs: a tensor (…, D) for each index; leading dimensions broadcast.
+
+        Returns:
+            (…, irreps_out.dim).
+        """
         if len(xs) != len(self.irreps_in):
             raise DTypeError(
                 f"{len(xs)} tensors were given to {self!r}: it takes one for each index, "

@@ -132,7 +132,17 @@ class KernelMap(NamedTuple):
         return torch.tensor(self.geometry.offsets(), device=self.kept.device)
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
-        """(input rows, output rows) that meet at offset k, output rows ascending."""
+        """The rows of the input and of the output that meet at one kernel position.
+
+        Args:
+            k: the kernel position, 0 to K - 1.
+
+        Returns:
+            Input rows and output rows, int64, output rows ascending.
+
+        Raises:
+            IndexRangeError: no such position.
+        """
         k, offsets = integer("k is", k, ". Pass 4, say."), self.geometry.num_offsets
         if not -offsets <= k < offsets:
             raise IndexRangeError(
@@ -144,7 +154,7 @@ class KernelMap(NamedTuple):
         return sources.index_select(0, out_rows).long(), out_rows
 
     def transpose(self) -> KernelMap:
-        """The map with its sides swapped, with the same numbers of offsets."""
+        """The map with inputs and outputs swapped; kernel positions keep their numbers."""
         if self.inputs.shards is not None:
             return self.inputs.shards.transposed(self)
         back = self.table.flip(0) if self.back is None else self.back

@@ -167,11 +167,26 @@ class SparseTensor:
         )
 
     def replace(self, feats: Tensor) -> SparseTensor:
-        """Other features (N, C′) on the same voxels, which share coordinates and maps."""
+        """The same voxels with other features; coordinates and maps are shared.
+
+        Args:
+            feats: (N, C′), in the order of the rows.
+
+        Returns:
+            A SparseTensor.
+        """
         return SparseTensor.on(feats, self.coordinates, self.maps)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """As Tensor.to, for the device and the features' dtype; a move does not keep maps."""
+        """The tensor on another device, or with features of another dtype.
+
+        Args:
+            *args: as those of `torch.Tensor.to`.
+            **kwargs: as those of `torch.Tensor.to`.
+
+        Returns:
+            A SparseTensor; on another device its maps are built anew.
+        """
         feats = self.feats.to(*args, **kwargs)
         if feats.device == self.device:
             return self.replace(feats)
@@ -234,7 +249,10 @@ class SparseTensor:
         return SparseTensor.on(self.feats.index_select(0, rows), kept, Maps())
 
     def dense(self) -> Tensor:
-        """(batch, C, *spatial_shape), contiguous, 0 where there is no voxel, with gradients.
+        """The dense tensor, 0 where there is no voxel; differentiable in the features.
+
+        Returns:
+            (batch, C, *spatial_shape), contiguous.
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
