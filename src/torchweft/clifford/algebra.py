@@ -45,13 +45,9 @@ class Algebra:
     Args:
         metric: the squares of the n basis vectors, in any order.
 
-    Attributes:
-        metric: as given, a tuple.
-        n: number of basis vectors.
-        num_blades: B = 2ⁿ.
-        grades: the grade of each blade, a tuple of B integers.
-        paths: (left, out, right) grades of the products that are not zero, in lexicographic order:
-            the order of the P weights of a weighted product.
+    The grades of the blades are `grades`, and `paths` are the (left, out, right) grades of the
+    products that are not zero, in lexicographic order: the order of the P weights of a weighted
+    product.
 
     Raises:
         ShapeError, DTypeError: an entry is not −1, 0 or 1, or the metric is no sequence.

@@ -75,7 +75,7 @@ def extract_point(multivectors: Tensor, *, blade_dim: int = 0) -> Tensor:
         blade_dim: −1 for (batch…, F, 16).
 
     Returns:
-        (batch…, F, 3): x, y, z.  A weight below 10⁻³ is replaced by 10⁻³, as in GATr.
+        (batch…, F, 3), x, y and z.  A weight below 10⁻³ is replaced by 10⁻³, as in GATr.
 
     Raises:
         ShapeError: multivectors of another layout.
@@ -227,7 +227,7 @@ def extract_rotation(multivectors: Tensor, *, blade_dim: int = 0) -> Tensor:
         blade_dim: −1 for (batch…, F, 16).
 
     Returns:
-        (batch…, F, 4): x, y, z, w.
+        (batch…, F, 4), x, y, z and w.
 
     Raises:
         ShapeError: multivectors of another layout.

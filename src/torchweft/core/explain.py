@@ -71,8 +71,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         **kwargs: its arguments by name.
 
     Returns:
-        An `Explanation`: `launches` (backend, kernel, tile, programs, workspace), `bytes_min`, each
-        input read once and each output written once, and `flops`; `print` shows it as a report.
+        An `Explanation` with `launches` (backend, kernel, tile, programs, workspace), `bytes_min`,
+        each input read once and each output written once, and `flops`; `print` shows it as a
+        report.
 
     Raises:
         RuntimeError: inside another `explain`.

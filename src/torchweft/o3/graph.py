@@ -121,18 +121,12 @@ class Graph:
             many edges then take less time and memory, and creating the graph costs what about a
             dozen of them gain.
 
-    Attributes:
-        src: (E,) a copy of src, int32 where all numbers are below 2^31; so is dst.
-        dst: (E,).
-        num_nodes: number of rows of the result.
-        num_sources: number of rows that edges read from.
-        num_edges: E.
-
     Raises:
         ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
         IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
-    The graph holds copies of src and dst: later changes of these have no effect on it.
+    The graph holds copies of src and dst, int32 where all numbers are below 2^31: later changes of
+    these have no effect on it.
 
     Cost: two sorts of E numbers, and one read by the host (none inside torch.compile, nor in a
     function of `torchweft.capture`, where rows of many thousand edges are then not cut into

@@ -314,7 +314,7 @@ def z_keys(coords: Tensor) -> Tensor:
         coords: (N, d) integers, d = 1 to 4, of any range of int32; negative ones are allowed.
 
     Returns:
-        (words, N) int64, the highest word first: keys of more than 62 bits take several words.
+        (words, N) int64, the highest word first.  Keys of more than 62 bits take several words.
         Distinct voxels have distinct keys.  The cube begins at each axis's lowest coordinate and is
         as wide as the widest axis.
 

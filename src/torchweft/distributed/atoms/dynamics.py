@@ -60,8 +60,8 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
         cell: (3, 3), three lattice vectors as rows.
 
     Returns:
-        A function of (atoms, neighbours): the energy of all ranks, and the forces (n, 3) on own
-        atoms.  It raises a ShapeError on every rank where an energy has not one element.
+        A function of (atoms, neighbours) that returns the energy of all ranks, and the forces (n,
+        3) on own atoms.  It raises a ShapeError on every rank where an energy has not one element.
 
     Cost: two exchanges of rows of the halo, and one back, besides those of the energy.
 

@@ -26,8 +26,8 @@ def from_allegro(model: nn.Module) -> nn.Module:
         model: a model of nequip-allegro, not scripted or compiled; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
-        and checkpoints load.
+        The model.  Its parameters are the same tensors with the same names, so that
+        optimisers keep them and checkpoints load.
 
     Raises:
         DTypeError: the model has no Contracter of Allegro, or one with a normalisation that

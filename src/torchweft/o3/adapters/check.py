@@ -119,9 +119,9 @@ def check(model: nn.Module, batch: Any) -> Report:
             tensors are copied for each call.
 
     Returns:
-        A report, which prints as a table: differences of energy, forces and stress in the model's
-        units, with the errors of both models against a copy of the original in float64; which
-        modules were converted and which were not; and the time of a call.
+        A report, which prints as a table, with differences of energy, forces and stress in the
+        model's units, with the errors of both models against a copy of the original in float64;
+        which modules were converted and which were not; and the time of a call.
 
     Raises:
         DTypeError: the model holds no module that can be converted, or returns no energy, forces or

@@ -43,8 +43,8 @@ def from_e3nn(module: nn.Module) -> nn.Module:
         module: a layer of e3nn, or a model that holds some; a model is changed in place.
 
     Returns:
-        torchweft's layer, or the model.  Parameters are the same tensors with the same names:
-        optimisers keep them.
+        torchweft's layer, or the model.  Parameters are the same tensors with the same names, so
+        that optimisers keep them.
 
     Raises:
         DTypeError: the module holds no layer that torchweft has.
@@ -84,9 +84,9 @@ def to_e3nn(module: nn.Module) -> dict[str, Tensor]:
         module: a model that `from_e3nn`, `from_mace`, `from_nequip` or another conversion returned.
 
     Returns:
-        `module.state_dict()`, and the tables that the original's layers hold beside parameters:
-        `original.load_state_dict(to_e3nn(module))` is strict.  Tables are those that the original
-        had when it was converted, on the CPU; they are references, not copies.
+        `module.state_dict()`, and the tables that the original's layers hold beside parameters, so
+        that `original.load_state_dict(to_e3nn(module))` is strict.  Tables are those that the
+        original had when it was converted, on the CPU; they are references, not copies.
 
     The converted model loads this state, and the original's, too.
 

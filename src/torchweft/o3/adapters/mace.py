@@ -46,8 +46,8 @@ def from_mace(model: nn.Module) -> nn.Module:
         model: a model of mace-torch with e3nn's products, not scripted; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
-        and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
+        The model.  Its parameters are the same tensors with the same names, so that optimisers keep
+        them and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
         weights are chosen by element, not multiplied; a record of `torchweft.capture` made with
         such attributes has NaN for atoms of mixed elements.
 

@@ -42,8 +42,8 @@ def from_nequip(model: nn.Module) -> nn.Module:
         model: a model of nequip, not scripted or compiled; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
-        and checkpoints load.
+        The model.  Its parameters are the same tensors with the same names, so that
+        optimisers keep them and checkpoints load.
 
     Raises:
         DTypeError: the model has no TensorProductScatter of NequIP.

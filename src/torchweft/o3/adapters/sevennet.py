@@ -36,8 +36,8 @@ def from_sevennet(model: nn.Module) -> nn.Module:
         model: an AtomGraphSequential built on e3nn, not scripted; changed in place.
 
     Returns:
-        The model.  Its parameters are the same tensors with the same names: optimisers keep them,
-        and checkpoints load.
+        The model.  Its parameters are the same tensors with the same names, so that
+        optimisers keep them and checkpoints load.
 
     Raises:
         DTypeError: the model has no IrrepsConvolution of SevenNet, or one that was built for

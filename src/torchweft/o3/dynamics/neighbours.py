@@ -78,7 +78,7 @@ def neighbour_list(
             are no neighbours.
 
     Returns:
-        src (E,) and dst (E,) int64, and shift (E, 3), whole numbers in the positions' dtype: how
+        src (E,) and dst (E,) int64, and shift (E, 3), whole numbers in the positions' dtype, how
         many lattice vectors the image of dst is away.  Sorted by dst, then by src, then by shift.
         The vector of an edge of structure b is positions[dst] - positions[src] + shift @ cell[b].
         The tables are `torchweft.constant`: layers do not compare them with their cached plans.

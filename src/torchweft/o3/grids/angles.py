@@ -157,7 +157,7 @@ class Legendre(nn.Module):
             y: (...), sin β.
 
         Returns:
-            (..., Σ 2l+1) in z's dtype: harmonics at α = 0.
+            (..., Σ 2l+1) in z's dtype, the harmonics at α = 0.
         """
         z, y = broadcast_named(z=z, y=y)
         points = torch.stack([torch.zeros_like(z), z, y], -1)

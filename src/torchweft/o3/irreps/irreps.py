@@ -362,8 +362,8 @@ class Irreps:
         """Sorts by degree, then odd before even; equal irreps stay in order.
 
         Returns:
-            `irreps`, and `p` and `inv`: item i of these irreps becomes item p[i], item j was item
-            inv[j].
+            `irreps`, and `p` and `inv`, where item i of these irreps becomes item p[i], item j was
+            item inv[j].
 
         Example:
             >>> Irreps("1o+0e").sort().irreps

@@ -96,7 +96,7 @@ def rand_angles(
         device: of the results; None: torch's default device.
 
     Returns:
-        α, β, γ in radians, each (*shape): α and γ are in [0, 2π), cos β is uniform in [-1, 1].
+        α, β and γ in radians, each (*shape).  α and γ are in [0, 2π), cos β is uniform in [-1, 1].
 
     Raises:
         DTypeError: a size is no integer.
@@ -181,7 +181,7 @@ def identity_angles(
         device: of the results; None: torch's default device.
 
     Returns:
-        α, β, γ: three tensors of zeros (*shape).
+        α, β and γ, three tensors of zeros (*shape).
 
     Raises:
         DTypeError: a size is no integer.
@@ -365,7 +365,7 @@ def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
         xyz: (..., 3), vectors of any length.
 
     Returns:
-        α in (-π, π] and β in [0, π], each (...), in radians: R(α, β, ·) turns the y axis into the
+        α in (-π, π] and β in [0, π], each (...), in radians.  R(α, β, ·) turns the y axis into the
         direction.
 
     Raises:

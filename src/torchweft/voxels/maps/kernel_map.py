@@ -67,10 +67,6 @@ class KernelMap(NamedTuple):
         around: of voxels that are spread over ranks, the rows that the tables number as inputs:
             this rank's, then those of others.
 
-    Attributes:
-        counts: (K,) int64, the number of pairs of each kernel position.
-        offsets: (K, d), output o reads the voxel at o · stride + offsets[k].
-
     Example:
         >>> import torch
         >>> from torchweft import voxels

@@ -27,7 +27,8 @@ class SparseTensor:
 
     All other voxels are 0.  The spatial columns of coords, `spatial_shape` and the axes of kernels
     have the same order, so that `dense()` is (batch, C, *spatial_shape) and every layer is torch's
-    convolution on it.  The order of the rows has no meaning.
+    convolution on it.  The order of the rows has no meaning.  `F` is feats, and `C` a copy of the
+    coordinates, int32.
 
     Args:
         feats: (N, C) floating-point features.
@@ -37,12 +38,6 @@ class SparseTensor:
             Submanifold layers and maps then accept negative coordinates.
         batch_size: number of samples; None: the largest batch number + 1.
         stride: the number of voxels of the finest level that one voxel spans.
-
-    Attributes:
-        feats, F: (N, C), the features.
-        C: (N, 1 + d) int32, a copy of the coordinates.
-        dim: d.
-        spatial_shape, batch_size, stride: as given, or computed.
 
     Raises:
         ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
