@@ -74,8 +74,8 @@ def geometric_product(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|w x y|, K ≤ B terms; 2⁻⁵³ for float64.  Differentiable to
-    any order; the same bits at every call.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|w x y|, K ≤ B terms, u the unit round-off of the dtype;
+    2⁻⁵³ for float64.  Differentiable to any order; the same bits at every call.
 
     Cost: one kernel that moves three multivector tensors, five more for the gradient.
 
@@ -282,8 +282,8 @@ def fully_connected_geometric_product(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms a number; where torch allows TF32, 2⁻¹⁰ of
-    the sum more.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms per number; where torch allows TF32, 2⁻¹⁰
+    of the sum more.
 
     Cost: P matrix products (batch, F_in) @ (F_in, F_out).
 

@@ -104,7 +104,7 @@ def geometric_attention(
 
     Error: that of torch's attention, at that dtype.
 
-    Cost: one call of torch's scaled_dot_product_attention, whose scores are not stored on a GPU.
+    Cost: one call of torch's scaled_dot_product_attention.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
 

@@ -71,8 +71,9 @@ class SO2Linear(WeightedModule):
         irreps_in: irreps of x (…, D).
         irreps_out: irreps of z (…, D_out); items without an instruction are zero.
         mmax: the highest order |m| that is mixed, higher orders are dropped; None: all orders.
-        irreps_edge: "1o": an edge is a vector, and reflections that leave it as it is restrict M;
-            "1e" restricts M by rotations only, as in layers that are equivariant under rotations.
+        irreps_edge: "1o": edges are vectors, and the layer is equivariant under reflections too;
+            "1e": edges do not change under inversion, as in layers that are equivariant under
+            rotations only, and items of equal parities are mixed.
         internal_weights: whether the module owns its weight; None: if it is shared.
         shared_weights: whether all rows have one weight (True, and None) or each row its own
             (False).

@@ -85,7 +85,7 @@ class SymmetricContraction(nn.Module):
         correlation: the highest degree.
         num_elements: number of elements, each with weights of its own.
         layout: see `torchweft.o3`.
-        backend: see `torchweft.o3`; the gradients of weights are always torch's.
+        backend: see `torchweft.o3`.
 
     Attributes:
         contractions: parameters, with the names of MACE's layer: `contractions.{item}.weights_max`
@@ -97,7 +97,8 @@ class SymmetricContraction(nn.Module):
 
     Cost: one kernel on a GPU, which reads x and writes z once and reads weights by element.
     Elsewhere degree by degree: degree ν is one channelwise product of x with functions of degree
-    ν − 1, and the weights of each node's element are gathered.
+    ν − 1, the weights of couplings are one matrix product of torch, and those of each node's
+    element are gathered.
 
     Source: Batatia et al.: MACE, NeurIPS 2022; checkpoints of MACE's layer load.
 

@@ -88,8 +88,10 @@ class TensorProduct(InstructedModule):
     Raises:
         WeftError: instructions that do not fit the irreps; the text says which and why.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight| for float32 and less, K terms
-    a number; 2⁻⁵³ for float64.  Differentiable to any order; the same bits at every call.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight|, K terms per number, u the
+    unit round-off of the dtype; 2⁻⁵³ for float64; where torch.backends.cuda.matmul allows TF32,
+    modes that mix copies 2⁻¹⁰ of the sum more.  Differentiable to any order; the same bits at every
+    call.
 
     Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel that reads x, y and the weight and
     writes z once; uvw, uuw and u<vw add one matrix product for each item of the output.  3j symbols
@@ -471,7 +473,7 @@ class TensorProductConv(InstructedModule):
     Raises:
         WeftError: instructions that do not fit the irreps, or another precision.
 
-    Error: that of TensorProduct, K terms a number counted over the edges of a node.  The order of
+    Error: that of TensorProduct, K terms per number counted over the edges of a node.  The order of
     the sum is fixed: the same bits at every call, without atomics.  Differentiable to any order.
 
     Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel, and no message is stored; uvw and
