@@ -116,7 +116,7 @@ def _cut(weights: Tensor | None, rows: int, left: int, parts: int) -> int:
 def by_metis(src: Tensor, dst: Tensor, num_nodes: int, parts: int) -> Tensor:
     """Owners of a graph's rows by METIS: few edges between parts, and even parts.
 
-    Rows weigh by themselves and by the edges that add to them, half each.
+    Parts are balanced in rows and in the edges that add to them, with equal weights.
 
     Args:
         src: (E,) the row that each edge reads.

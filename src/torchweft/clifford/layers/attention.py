@@ -412,7 +412,7 @@ class SelfAttention(_Attention):
         multi_query: the heads share keys and values, as in GATr by default.
         algebra: the algebra of the multivectors.
         growth: ratio of the features of all heads to the input features.
-        extra: (F', S') of what enters the attention alone, see `forward`.
+        extra: (F', S') of further features that enter the attention only, see `forward`.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
         **options: `bias` of the maps before the attention (True); `head_scale`, whether a factor
             for each head's result is a parameter (False); `dropout` of the result (0.0);

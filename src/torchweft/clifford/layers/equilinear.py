@@ -233,8 +233,8 @@ class EquiLayerNorm(MultivectorModule):
     Args:
         algebra: the algebra of the multivectors.
         eps: the least mean square that is divided by.
-        gains: (F, S): behind the norm, multiply by parameters weight (n+1, F), one a grade, and
-            scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
+        gains: (F, S): after the norm, multiply by parameters weight (n+1, F), one for each grade,
+            and scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: "triton", "numba", "torch" or None; the norm is torch's own on every backend.
 
@@ -295,7 +295,7 @@ class EquiLayerNorm(MultivectorModule):
 class GradeDropout(MultivectorModule):
     """In training, each grade of each multivector is 0 with probability p, else times 1/(1 − p).
 
-    Scalars likewise, each by itself, as in torch's dropout.
+    Scalars are dropped one by one, as in torch's dropout.
 
     Args:
         p: probability.

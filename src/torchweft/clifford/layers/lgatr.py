@@ -251,7 +251,7 @@ class ConditionalLGATrBlock(LGATrBlock):
         other_features: number of multivectors of an item of the condition.
         other_scalars: number of scalars of an item of the condition.
         heads: numbers of heads, of the attention over items and of that over the condition.
-        multi_query: see `LGATrAttention`; for both, likewise.
+        multi_query: a flag for each of both attentions, see `LGATrAttention`.
         pseudoscalar: see `EquiLinear`.
         activation: see `ScalarGatedNonlinearity`.
         options: see `LGATrOptions`.
@@ -341,7 +341,7 @@ class LGATr(nn.Module):
         blocks: number of blocks.
         heads: number of attention heads.
         multi_query: see `LGATrAttention`.
-        pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
+        pseudoscalar: equivariant under rotations and boosts only, as L-GATr is by default;
             False: under reflections too.
         activation: see `ScalarGatedNonlinearity`; "gelu_tanh" is that of L-GATr 2.
         reinsert: numbers of input multivectors, and of input scalars, that enter the attention of
@@ -428,7 +428,7 @@ class ConditionalLGATr(nn.Module):
         other_scalars: scalars of an item of the condition; 0 for none.
         blocks: number of blocks.
         heads: numbers of heads, of the attention over items and of that over the condition.
-        multi_query: see `LGATrAttention`; for both, likewise.
+        multi_query: a flag for each of both attentions, see `LGATrAttention`.
         pseudoscalar: as in `LGATr`.
         activation: see `ScalarGatedNonlinearity`.
         options: of the blocks.

@@ -96,20 +96,23 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
 
 
 class VelocityVerlet:
-    """Steps of constant energy, with one list of neighbours and one halo for many of them.
+    """Molecular dynamics at constant energy over ranks, by velocity Verlet steps.
+
+    One neighbour list and one halo serve many steps.
 
     Every rank of the group builds it, and calls `run`, together.
 
     Args:
         forces: of (atoms, neighbours): the energy of all ranks and the forces on own atoms, e.g. of
             `forces_of`.
-        atoms: of this rank; any: at the start they migrate to the rank that owns their box.
-        time_step: Δt.
-        cutoff: of the neighbours.
+        atoms: atoms of this rank, any part of all atoms: at the start they migrate to the rank that
+            owns their box.
+        time_step: Δt, in the atoms' unit of time.
+        cutoff: of the neighbour list, in the unit of the positions.
         cell: (3, 3), three lattice vectors as rows, the same on every rank.
         pbc: whether images repeat along each lattice vector: a bool or (3,).
-        skin: atoms migrate, boxes are balanced anew and neighbours are searched anew where an atom
-            has moved by half of it.
+        skin: atoms migrate, boxes are balanced and neighbours are searched again when an atom has
+            moved by half of it.
         group: the ranks; None: all.
 
     Raises:

@@ -60,21 +60,21 @@ class Neighbours(NamedTuple):
 
 
 class DistributedNeighbourList:
-    """`o3.NeighbourList` of atoms that are spread over ranks.
+    """The neighbour list of atoms that are spread over ranks, as `o3.NeighbourList`.
 
     Every rank of the group builds it, and calls it, together.
 
     Args:
-        cutoff: the length that edges do not reach, positive, the same on every rank.
+        cutoff: edges are shorter than this length, positive, the same on every rank.
         skin: by how much candidates exceed the cutoff, 0 or more.
         group: the ranks; None: all.
 
     Raises:
         ShapeError, DTypeError: as `o3.NeighbourList`.
 
-    All ranks search anew, and build a halo anew, where an atom of any rank has moved by more than
-    half the skin.  The edges are those of one process to the last, in the order of dst's row, then
-    of src's number, then of shift.
+    All ranks search again, and rebuild the halo, when an atom of any rank has moved by more than
+    half the skin.  The edges are exactly those of one process, in the order of dst's row, then of
+    src's number, then of shift.
 
     Memory and cost: O(own atoms + halo + edges).  A call that keeps its candidates sends the
     positions of the halo; one that searches, images of atoms by one exchange, and what a Halo is

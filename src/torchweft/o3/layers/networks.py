@@ -215,8 +215,8 @@ class FullyConnectedNet(nn.Sequential):
     Args:
         hs: widths of x, of the hidden layers, and of the result.
         act: f, a function of each number, scaled by c to second moment 1; None: linear.
-        variance_in: of each number of x; the first matrix is divided by its root.
-        variance_out: wanted of each number of the result, which is multiplied by its root.
+        variance_in: variance of each number of x; the first matrix is divided by its root.
+        variance_out: wanted variance of each number of the result, which is multiplied by its root.
         out_act: whether the last layer has f too.
         backend: see `torchweft.o3`.
 

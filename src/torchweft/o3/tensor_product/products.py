@@ -67,7 +67,7 @@ class TensorProduct(InstructedModule):
             "uvuv", "uvu<v" or "u<vw".
         in1_var: variance of each item of x; None: 1.
         in2_var: variance of each item of y; None: 1.
-        out_var: variance that each item of z shall have; None: 1.
+        out_var: wanted variance of each item of z; None: 1.
         irrep_normalization: "component" (None), "norm" or "none".
         path_normalization: "element" (None), "path" or "none".
         internal_weights: whether the module owns its weight; None: if it is shared.
