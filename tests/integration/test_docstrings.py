@@ -1,10 +1,15 @@
 """Docstrings of public functions and classes have the sections of the house's form.
 
-Args names every parameter, Returns says what a function returns, and an example runs (by doctest).
+Args names every parameter, Returns says what a function returns, and an example runs (by doctest),
+also where a user copies it: it imports what it uses.
 A docstring may refer to another one for its arguments: "Args: see `SubMConv3d`."
-Seen red with: a parameter that Args does not name, a function without Returns, without an example.
+Seen red with: a parameter that Args does not name, a function without Returns, without an example,
+an example that does not import torch.
 """
 
+import ast
+import builtins
+import doctest
 import importlib
 import inspect
 import re
@@ -62,6 +67,22 @@ def parameters(value):
     return list(inspect.signature(value).parameters)
 
 
+def undefined(example):
+    """Names that an example reads and neither defines nor imports; skipped lines left out."""
+    read, defined = set(), set(dir(builtins))
+    for line in doctest.DocTestParser().get_examples(example):
+        for node in ast.walk(ast.parse(line.source if not line.options else "")):
+            if isinstance(node, ast.Name):
+                (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            elif isinstance(node, ast.alias):
+                defined.add(node.asname or node.name.partition(".")[0])
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+                defined.add(node.name)
+            elif isinstance(node, ast.arg):
+                defined.add(node.arg)
+    return read - defined
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_docstring_has_its_sections(name):
     value = VALUES[name]
@@ -74,6 +95,7 @@ def test_docstring_has_its_sections(name):
         assert found.get("Returns", "").strip(), "no Returns"
     if name not in WITHOUT_EXAMPLE:
         assert ">>> " in found.get("Example", ""), "no example"
+        assert not undefined(found["Example"]), "names that the example does not import"
 
 
 def test_the_list_of_names_without_an_example_shrinks():

@@ -32,6 +32,13 @@ MUTANTS = [
         TYPES,
     ),
     Mutant(
+        "the example of matrix_to_angles does not import o3",
+        ">>> from torchweft import o3\n"
+        "        >>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(",
+        ">>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(",
+        DOCSTRINGS,
+    ),
+    Mutant(
         "the docstring of Gate does not name the gates",
         "        irreps_gates: irreps of g, scalars: one for each copy of y.\n",
         "",

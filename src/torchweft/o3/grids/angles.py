@@ -95,6 +95,7 @@ class SphericalHarmonicsAlphaBeta(nn.Module):
         backend: see `torchweft.o3`.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> harmonics = o3.SphericalHarmonicsAlphaBeta([0, 1], normalization="component")
         >>> harmonics(torch.tensor(0.0), torch.tensor(0.0))

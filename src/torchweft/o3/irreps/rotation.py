@@ -75,6 +75,7 @@ def rand_matrix(
         ShapeError: a size is negative.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> R = o3.rand_matrix(10, dtype=torch.float64)
         >>> R.shape, bool((torch.linalg.det(R) - 1).abs().max() < 1e-12)
@@ -236,6 +237,7 @@ def matrix_x(angle: Tensor) -> Tensor:
         (..., 3, 3) in the dtype of the angle; differentiable to any order.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> R = o3.matrix_x(torch.tensor(math.pi / 2))
         >>> (R @ torch.tensor([0.0, 1.0, 0.0])).round(decimals=4) + 0.0  # y becomes z
@@ -254,6 +256,7 @@ def matrix_y(angle: Tensor) -> Tensor:
         (..., 3, 3) in the dtype of the angle; differentiable to any order.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> R = o3.matrix_y(torch.tensor(math.pi / 2))
         >>> (R @ torch.tensor([0.0, 0.0, 1.0])).round(decimals=4) + 0.0  # z becomes x
@@ -272,6 +275,7 @@ def matrix_z(angle: Tensor) -> Tensor:
         (..., 3, 3) in the dtype of the angle; differentiable to any order.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> R = o3.matrix_z(torch.tensor(math.pi / 2))
         >>> (R @ torch.tensor([1.0, 0.0, 0.0])).round(decimals=4) + 0.0  # x becomes y
@@ -296,6 +300,7 @@ def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
         DTypeError: the angles are not real tensors of one dtype.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> zero = torch.tensor(0.0)
         >>> R = o3.angles_to_matrix(zero, torch.tensor(math.pi / 2), zero)
@@ -320,6 +325,7 @@ def quaternion_to_matrix(q: Tensor) -> Tensor:
         DTypeError: q is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.quaternion_to_matrix(torch.tensor([1.0, 0.0, 0.0, 0.0]))
         tensor([[1., 0., 0.],
@@ -347,6 +353,7 @@ def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
         DTypeError: the two are not floating-point tensors of one dtype.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> R = o3.axis_angle_to_matrix(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(math.pi))
         >>> R.diagonal()
@@ -373,6 +380,7 @@ def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
         DTypeError: xyz is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.xyz_to_angles(torch.tensor([0.0, 0.0, 2.0]))
         (tensor(0.), tensor(1.5708))
@@ -397,6 +405,7 @@ def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
         DTypeError: the angles are not real tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.angles_to_xyz(torch.tensor(0.0), torch.tensor(0.0))
         tensor([0., 1., 0.])
@@ -419,6 +428,7 @@ def matrix_to_angles(R: Tensor) -> Angles:  # noqa: N803 - e3nn's name
         DTypeError: R is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(torch.tensor(0.5)))
         >>> round(float(beta), 4)
@@ -445,6 +455,7 @@ def quaternion_to_angles(q: Tensor) -> Angles:
         DTypeError: q is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.quaternion_to_angles(torch.tensor([1.0, 0.0, 0.0, 0.0]))
         (tensor(0.), tensor(0.), tensor(0.))
@@ -467,6 +478,7 @@ def axis_angle_to_angles(axis: Tensor, angle: Tensor) -> Angles:
         DTypeError: the two are not floating-point tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x = torch.tensor([1.0, 0.0, 0.0])
         >>> alpha, beta, gamma = o3.axis_angle_to_angles(x, torch.tensor(0.5))
@@ -491,6 +503,7 @@ def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
         DTypeError: the two are not floating-point tensors of one dtype.
 
     Example:
+        >>> import math, torch
         >>> from torchweft import o3
         >>> o3.axis_angle_to_quaternion(torch.tensor([0.0, 2.0, 0.0]), torch.tensor(math.pi / 2))
         tensor([0.7071, 0.0000, 0.7071, 0.0000])
@@ -543,6 +556,7 @@ def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
         DTypeError: R is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.matrix_to_quaternion(torch.eye(3))
         tensor([1., 0., 0., 0.])
@@ -576,6 +590,7 @@ def quaternion_to_axis_angle(q: Tensor) -> tuple[Tensor, Tensor]:
         DTypeError: q is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.quaternion_to_axis_angle(torch.tensor([0.0, 0.0, 0.0, 1.0]))
         (tensor([0., 0., 1.]), tensor(3.1416))
@@ -599,6 +614,7 @@ def matrix_to_axis_angle(R: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803 - e3
         DTypeError: R is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> axis, angle = o3.matrix_to_axis_angle(o3.matrix_y(torch.tensor(0.5)))
         >>> axis, round(float(angle), 4)
@@ -623,6 +639,7 @@ def angles_to_axis_angle(alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Te
         DTypeError: the angles are not real tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> zero = torch.tensor(0.0)
         >>> axis, angle = o3.angles_to_axis_angle(zero, torch.tensor(0.5), zero)
@@ -653,6 +670,7 @@ def compose_angles(
         DTypeError: the angles are not real tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> zero, angle = torch.tensor(0.0), torch.tensor(0.5)
         >>> alpha, beta, gamma = o3.compose_angles(zero, angle, zero, zero, angle, zero)
@@ -678,6 +696,7 @@ def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
         DTypeError: q1 and q2 are not floating-point tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> i, j = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
         >>> o3.compose_quaternion(i, j)  # k
@@ -710,6 +729,7 @@ def compose_axis_angle(
         DTypeError: the four are not floating-point tensors of one dtype.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> y, angle = torch.tensor([0.0, 1.0, 0.0]), torch.tensor(0.5)
         >>> axis, total = o3.compose_axis_angle(y, angle, y, angle)
@@ -732,6 +752,7 @@ def inverse_angles(a: Tensor, b: Tensor, c: Tensor) -> Angles:
         Three tensors (...).
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.inverse_angles(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0))
         (tensor(-3.), tensor(-2.), tensor(-1.))
@@ -753,6 +774,7 @@ def inverse_quaternion(q: Tensor) -> Tensor:
         DTypeError: q is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.inverse_quaternion(torch.tensor([0.0, 1.0, 0.0, 0.0]))
         tensor([ 0., -1., -0., -0.])

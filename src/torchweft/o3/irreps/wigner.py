@@ -218,7 +218,8 @@ def change_basis_real_to_complex(
         (2l+1, 2l+1), complex.
 
     Example:
-        >>> change_basis_real_to_complex(0)
+        >>> from torchweft import o3
+        >>> o3.change_basis_real_to_complex(0)
         tensor([[1.+0.j]])
     """
     check_degrees(l=l)

@@ -118,6 +118,7 @@ def tensor_dot_uu(
         DTypeError: irreps_info is no IrrepsInfo.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x, info = torch.randn(10, 5, 16), o3.irreps_info("2x0e+1o")
         >>> o3.tensor_dot_uu(x, x, info).shape
@@ -150,6 +151,7 @@ def gating(
         DTypeError: irreps_info is no IrrepsInfo.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x, gates = torch.randn(10, 5, 16), torch.rand(10, 3, 16)
         >>> o3.gating(x, gates, o3.irreps_info("2x0e+1o")).shape
@@ -181,6 +183,7 @@ def irrep_wise_linear(
         DTypeError: irreps_info is no IrrepsInfo.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x, weight = torch.randn(10, 5, 16), torch.randn(3, 16, 32)
         >>> o3.irrep_wise_linear(x, weight, o3.irreps_info("2x0e+1o")).shape
@@ -245,6 +248,7 @@ class Gating(_Tabled):
         backend: see `torchweft.o3`.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.Gating("2x0e+1o")(torch.randn(10, 5, 16), torch.rand(10, 3, 16)).shape
         torch.Size([10, 5, 16])
@@ -287,6 +291,7 @@ class IrrepWiseLinear(_Tabled):
         ShapeError: a negative number of channels.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.IrrepWiseLinear("2x0e+1o", 16, 32)(torch.randn(10, 5, 16)).shape
         torch.Size([10, 5, 32])
@@ -330,6 +335,7 @@ class TensorDot(_Tabled):
         backend: see `torchweft.o3`.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x = torch.randn(10, 5, 16)
         >>> o3.TensorDot("2x0e+1o")(x, x).shape

@@ -65,6 +65,7 @@ class Activation(RowLayer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> layer = o3.Activation("8x0e+2x1o", [torch.tanh, None])
         >>> layer
@@ -139,6 +140,7 @@ class Gate(RowLayer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> gate = o3.Gate("8x0e", [torch.tanh], "4x0e", [torch.sigmoid], "4x1o")
         >>> gate.irreps_in, gate.irreps_out
@@ -328,6 +330,7 @@ class Norm(_Layer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.Norm("0e+1o")(torch.tensor([-2.0, 0.0, 3.0, 4.0]))
         tensor([2., 5.])
@@ -387,6 +390,7 @@ class NormActivation(_Layer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> layer = o3.NormActivation("4x0e+2x1o", torch.sigmoid)
         >>> layer(torch.randn(10, 10)).shape
@@ -472,6 +476,7 @@ class BatchNorm(_Layer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn; its checkpoints load.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> norm = o3.BatchNorm("4x0e+2x1o")
         >>> z = norm(torch.randn(100, 10))
@@ -580,6 +585,7 @@ class LayerNorm(_Layer):
         ShapeError: another normalization.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.LayerNorm("4x0e+2x1o")(torch.randn(10, 10)).shape
         torch.Size([10, 10])
@@ -640,6 +646,7 @@ class Dropout(_Layer):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> x = torch.ones(2, 7)
         >>> torch.equal(o3.Dropout("4x0e+1x1o", 0.5).eval()(x), x)

@@ -91,6 +91,7 @@ def spherical_harmonics(
     Source: basis, order and normalisations are e3nn's, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> direction = torch.tensor([[0.0, 0.0, 2.0]])
         >>> o3.spherical_harmonics(1, direction, normalize=True, normalization="component")
@@ -128,6 +129,7 @@ class SphericalHarmonics(torch.nn.Module):
     Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> harmonics = o3.SphericalHarmonics("0e+1o+2e", normalize=True)
         >>> harmonics(torch.randn(10, 3)).shape
@@ -337,6 +339,7 @@ class BesselBasis(torch.nn.Module):
     Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.BesselBasis(5.0, num_basis=8)(torch.rand(10, 1)).shape
         torch.Size([10, 8])
@@ -388,6 +391,7 @@ class PolynomialCutoff(torch.nn.Module):
     Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> o3.PolynomialCutoff(5.0)(torch.tensor([0.0, 2.5, 6.0]))
         tensor([1.0000, 0.8555, 0.0000])
@@ -449,6 +453,7 @@ class RadialBasis(torch.nn.Module):
     Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> basis = o3.RadialBasis(5.0, num_basis=4)
         >>> basis
@@ -557,6 +562,7 @@ def soft_one_hot_linspace(
     Source: e3nn's function of this name, https://github.com/e3nn/e3nn.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> lengths = torch.linspace(0, 5, 10)
         >>> o3.soft_one_hot_linspace(lengths, 0.0, 5.0, 8, "smooth_finite", cutoff=True).shape

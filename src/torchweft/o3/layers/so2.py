@@ -90,6 +90,7 @@ class SO2Linear(WeightedModule):
     ICML 2023 (eSCN).
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> layer = o3.SO2Linear("8x0e+8x1o", "8x0e+8x1o")
         >>> layer(torch.randn(10, 32), edge=torch.randn(10, 3)).shape
@@ -227,6 +228,7 @@ def edge_rotation(edge: Tensor) -> Tensor:
         DTypeError: edge is not a floating-point tensor.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> edge = torch.tensor([0.0, 0.0, 2.0])
         >>> o3.edge_rotation(edge) @ edge

@@ -101,6 +101,7 @@ class TensorProduct(InstructedModule):
     https://github.com/e3nn/e3nn; its checkpoints load.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> product = o3.TensorProduct("8x0e+8x1o", "1x1o", "8x1o", [(0, 0, 0, "uvu", True)])
         >>> product.weight_numel
@@ -180,6 +181,7 @@ class FullyConnectedTensorProduct(TensorProduct):
     Error, cost, source and attributes: see TensorProduct, with the mode "uvw".
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> product = o3.FullyConnectedTensorProduct("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o")
         >>> product
@@ -324,6 +326,7 @@ class TensorSquare(TensorProduct):
     Error, cost, source and attributes: see TensorProduct.
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> square = o3.TensorSquare("1x1o")
         >>> square.irreps_out
@@ -483,6 +486,7 @@ class TensorProductConv(InstructedModule):
     https://github.com/e3nn/e3nn; the fusion is docs/families/o3.md, "On a graph".
 
     Example:
+        >>> import torch
         >>> from torchweft import o3
         >>> paths = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)]
         >>> conv = o3.TensorProductConv("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o", paths)
