@@ -25,6 +25,8 @@ PEERS = (
     "fastmace",
     "e3nn",
     "flash_clifford",
+    "gatr",
+    "lgatr",
     "spconv",
     "spconv_triton",
     "flexgemm",

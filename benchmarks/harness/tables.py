@@ -53,6 +53,10 @@ HEADLINES = {
         "op-sgp-cl30-fp32-B4096-F512": "geometric product layer, Cl(3,0)",
         "op-fc-cl30-fp32-B4096-F512": "the same, fully connected",
     },
+    "networks": {
+        "GATr 4x1000 fp32 training": "GATr training step, 4 × 1000 items",
+        "L-GATr 128x50 fp32 training": "L-GATr training step, 128 × 50 items",
+    },
     "products": {"P1 graph_sum": "sum over the edges of a graph"},
     "o3_cpu": {"conv_l2_20k": "convolution, l ≤ 2"},
     "clifford_cpu": {"op-sgp-cl30-fp32-B1024-F512": "geometric product layer, Cl(3,0)"},
@@ -88,9 +92,10 @@ Generated from the rows in `benchmarks/results` by `make bench`; every number is
   each derivative by itself: one kernel that shares them between derivatives may need fewer.
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
-- *potential*: whole models of MACE; *kernels* is how many a call runs. *captured* is a CUDA graph
-  of a call, by `torchweft.capture`, of ours and of theirs; eager calls are compared with eager
-  calls.
+- *potential*: whole models of MACE, *networks*: of GATr and L-GATr; *kernels* is how many a call
+  runs. *captured* is a CUDA graph of a call, by `torchweft.capture`, of ours and of theirs, eager
+  or *compiled*; eager calls are compared with eager calls. Errors of GATr's and L-GATr's own
+  networks are held against those of their layers in plain torch.
 - *second* is the gradient of the gradients alone, with a retained graph.
 - *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
   and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
@@ -229,7 +234,7 @@ def _peers_of(ours: Row, rows: Sequence[Row]) -> list[Row]:
     """What others did of the same; eager calls of ours are compared with eager calls."""
     same = (ours.case, ours.phase, ours.dtype)
     peers = [r for r in rows if r.peer != "torchweft" and (r.case, r.phase, r.dtype) == same]
-    eager = f" {ours.backend}" not in WAYS
+    eager = not f" {ours.backend}".endswith(WAYS)
     return [r for r in peers if not (eager and r.peer.endswith(WAYS))]
 
 

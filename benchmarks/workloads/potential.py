@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-import torchweft
 from benchmarks.harness.case import Candidate, Case, Workload
 from benchmarks.workloads.recipes import DTYPE, Random
+from benchmarks.workloads.ways import AtFirst, Function, captured
 from torchweft import o3
 from torchweft.core.default_dtype import default_dtype
 from torchweft.errors import BackendError
@@ -50,7 +50,6 @@ DRAWS = 8  # of positions: a crystal's energy is one number
 
 Given = dict[str, Tensor]
 Convert = Callable[[nn.Module], nn.Module]
-Function = Callable[[Tensor], Tensor]
 
 
 class Structures(NamedTuple):
@@ -116,7 +115,7 @@ def by_model(
         return _call(workload.op, convert(copy.deepcopy(tables["model"])), tables["given"])
 
     found = Candidate(
-        name, "cuda" if positions.is_cuda else "torch", _AtFirst(made), workload.inputs,
+        name, "cuda" if positions.is_cuda else "torch", AtFirst(made), workload.inputs,
         workload.oracle,
     )  # fmt: skip
     if workload.op == TRAINING and not own_parameters:
@@ -129,7 +128,7 @@ def by_model(
         found = found._replace(function=function, inputs=(positions.clone(),), oracle=oracle)
     if not positions.is_cuda:
         return [found]
-    return [found, found._replace(peer=f"{name} captured", function=_captured(found.function))]
+    return [found, found._replace(peer=f"{name} captured", function=captured(found.function))]
 
 
 def compiled(convert: Convert = lambda model: model) -> Convert:
@@ -171,11 +170,11 @@ def _workload(
         return plain(positions.dtype)(positions)
 
     # converted in the first call, of which `benchmarks.first_calls` measures the time
-    ours = _AtFirst(lambda _: _call(op, o3.from_mace(copy.deepcopy(model)), given))
+    ours = AtFirst(lambda _: _call(op, o3.from_mace(copy.deepcopy(model)), given))
     made = compiled(o3.from_mace)
     others = {
-        "compiled": _AtFirst(lambda _: _call(op, made(copy.deepcopy(model)), given)),
-        "captured": _captured(ours),
+        "compiled": AtFirst(lambda _: _call(op, made(copy.deepcopy(model)), given)),
+        "captured": captured(ours),
     }
     edges = given["edge_index"].shape[1]
     return Workload(
@@ -300,21 +299,3 @@ def _step(model: nn.Module, given: Given, adam: torch.optim.Optimizer, positions
 def _first_of(function: Function, positions: Tensor) -> Tensor:
     """The part of a training step's gradients that no other parameters change."""
     return function(positions)[: positions.numel()]
-
-
-class _AtFirst:
-    """A function that is made when it is first called."""
-
-    def __init__(self, make: Callable[[Tensor], Function]) -> None:
-        self._make = make
-        self._function: Function | None = None
-
-    def __call__(self, positions: Tensor) -> Tensor:
-        """Of positions."""
-        if self._function is None:
-            self._function = self._make(positions)
-        return self._function(positions)
-
-
-def _captured(function: Function) -> Function:
-    return _AtFirst(lambda positions: torchweft.capture(function, positions))

@@ -225,6 +225,8 @@ def test_suites_and_peers_load(monkeypatch):
             "FastMACE",
             "e3nn",
             "flash-clifford",
+            "GATr",
+            "L-GATr",
             "spconv",
             "spconv-triton",
             "FlexGEMM",
@@ -235,8 +237,8 @@ def test_suites_and_peers_load(monkeypatch):
     ]
     with pytest.raises(
         WeftError,
-        match=r"the suite is 'product': it must be one of clifford, clifford_cpu, cpu, o3, o3_cpu,"
-        r".* or all\. Name one of these; a part of a suite is chosen by --case\.",
+        match=r"the suite is 'product': it must be one of clifford, clifford_cpu, cpu, networks, "
+        r"o3, o3_cpu, .* or all\. Name one of these; a part of a suite is chosen by --case\.",
     ):
         load_suite("product")
     for name in suite_names():  # red before: training, contraction and uuu lay among them
@@ -263,7 +265,7 @@ def test_peers_refuse_what_they_do_not_compute(monkeypatch, suite, name):
     for peer in load_peers():
         if peer.NAME in (
             *("torch eager", "torch.compile", "OpenEquivariance", "LunaEquivariance", "e3nn"),
-            *("FastMACE", "flash-clifford", "spconv-triton"),
+            *("FastMACE", "flash-clifford", "GATr", "L-GATr", "spconv-triton"),
         ):
             assert isinstance(peer.adapt(workload), str), peer.NAME
 

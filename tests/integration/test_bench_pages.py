@@ -206,12 +206,16 @@ def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
 
 
 def test_eager_calls_are_compared_with_eager_calls(tmp_path):
-    """Seen red with all ways of a peer beside our eager call, and with our fastest on the GPU."""
+    """Seen red with all ways of a peer beside our eager call, and with our fastest on the GPU.
+
+    And with a call that is compiled and captured as an eager one.
+    """
     rows, _ = measured()
     ours = dataclasses.replace(rows[0], suite="potential", case="512 atoms forces")
     times = {
         ("torchweft", "triton"): (2.0, 9.0),
         ("torchweft", "captured"): (3.0, 3.0),
+        ("torchweft", "compiled captured"): (3.5, 3.5),
         ("a peer", "cuda"): (4.0, 18.0),
         ("a peer captured", "cuda"): (6.0, 6.0),
     }
@@ -221,9 +225,10 @@ def test_eager_calls_are_compared_with_eager_calls(tmp_path):
     ]
     append(tmp_path / "cpu" / "o3.jsonl", made)
     page = tables.performance_page(tmp_path)
-    eager, captured = (line for line in page.splitlines() if line.startswith("| 512 atoms"))
+    eager, captured, both = (line for line in page.splitlines() if line.startswith("| 512 atoms"))
     assert "| 2 / 2 | a peer |" in eager
     assert "| 1.33 / 2 | a peer / a peer captured |" in captured
+    assert "| 1.14 / 1.71 | a peer / a peer captured |" in both
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
     assert "| 3 / 3 · a peer captured 6 / 6 · **1.33 / 2** |" in readme
 

@@ -6,6 +6,7 @@ of queries, keys and values turned, the weight of a convolution on the left.
 """
 
 import functools
+import math
 
 import pytest
 import torch
@@ -410,6 +411,14 @@ def test_a_state_dict_needs_its_configuration(load):
     state = {"blocks.0.mlp.layers.2.b": torch.ones(1)}
     with pytest.raises(ShapeError, match=r"without its configuration.*Pass the module itself"):
         load(state, *algebra)
+
+
+def test_factors_have_the_precision_of_the_checkpoint():
+    """Nine maps over √C(4, g) and √C(3, g); seen red with roots taken in float32."""
+    sizes = [math.comb(4, g) for g in range(5)] + [math.comb(3, g) for g in range(4)]
+    found = from_gatr({"weight": torch.ones(1, 1, 9, dtype=torch.float64)})["weight"].flatten()
+    for factor, size in zip(found.tolist(), sizes, strict=True):
+        assert abs(factor * math.sqrt(size) - 1) < 2 * torch.finfo(torch.float64).eps
 
 
 def test_maps_of_another_algebra_are_refused():

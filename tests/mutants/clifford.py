@@ -155,4 +155,10 @@ MUTANTS = [
         "torch.unflatten(numbers, -1, (self.algebra.n + 1, -1)).movedim(-2, 0)",
         CEGNN_NETWORKS,
     ),
+    Mutant(
+        "GATr's maps are scaled in float32",
+        "dtype=torch.float64,\n    ).sqrt()",
+        "dtype=torch.float32,\n    ).sqrt()",
+        "tests/integration/test_clifford_checkpoints.py -k factors",
+    ),
 ]

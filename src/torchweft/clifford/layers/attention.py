@@ -119,14 +119,15 @@ def geometric_attention(
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
     queries, keys = [q_scalars], [k_scalars]
+    of_q, of_k = q.unbind(0), k.unbind(0)  # whose gradients meet in one stack
     has_points = algebra.metric.count(0) == 1
     for j, square in enumerate(algebra.squares):
         if square and not (has_points and algebra.grades[j] == algebra.n - 1):
-            queries.append(q[j] * square)
-            keys.append(k[j])
+            queries.append(of_q[j] if square > 0 else -of_q[j])
+            keys.append(of_k[j])
     if has_points:
-        queries += _distance_queries(_points(q, algebra, eps), weights)
-        keys += _distance_keys(_points(k, algebra, eps))
+        queries += _distance_queries(_points(of_q, algebra, eps), weights)
+        keys += _distance_keys(_points(of_k, algebra, eps))
     query, key = (torch.cat([f.to(q.dtype) for f in fs], -1) for fs in (queries, keys))
     value = torch.cat([*v.unbind(0), v_scalars.to(v.dtype)], -1)
     if mask is not None:
@@ -157,11 +158,11 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
         )
 
 
-def _points(x: Tensor, algebra: Algebra, eps: float) -> tuple[list[Tensor], Tensor]:
+def _points(x: Sequence[Tensor], algebra: Algebra, eps: float) -> tuple[list[Tensor], Tensor]:
     """Coordinates of the points p·p₀/(p₀² + eps) and their weight p₀²/(p₀² + eps), in float32."""
     null = 1 << algebra.metric.index(0)
     blades = algebra.of_grade[algebra.n - 1]
-    parts = {j: x[j].to(torch.promote_types(x.dtype, torch.float32)) for j in blades}
+    parts = {j: x[j].to(torch.promote_types(x[j].dtype, torch.float32)) for j in blades}
     (body,) = (j for j in blades if not algebra.blades[j] & null)
     scale = parts[body] / (parts[body].square() + eps)
     return [parts[j] * scale for j in blades if j != body], parts[body] * scale
@@ -170,16 +171,17 @@ def _points(x: Tensor, algebra: Algebra, eps: float) -> tuple[list[Tensor], Tens
 def _distance_queries(points: tuple[list[Tensor], Tensor], weights: Tensor | None) -> list[Tensor]:
     """φ(q) = w·(Σ q_i², q₀², q₀q_1, …)."""
     coordinates, body = points
-    features = [_sum_of_squares(coordinates), body.square(), *(c * body for c in coordinates)]
-    if weights is None:
-        return features
-    return [f * weights.unsqueeze(-2) for f in features]
+    squares, weighted = _sum_of_squares(coordinates), body
+    if weights is not None:
+        squares, weighted = (t * weights.unsqueeze(-2) for t in (squares, body))
+    return [squares, body * weighted, *(c * weighted for c in coordinates)]
 
 
 def _distance_keys(points: tuple[list[Tensor], Tensor]) -> list[Tensor]:
     """ψ(k) = (−k₀², −Σ k_i², 2k₀k_1, …): φ·ψ = −Σ (q_i k₀ − q₀ k_i)²."""
     coordinates, body = points
-    return [-body.square(), -_sum_of_squares(coordinates), *(2 * c * body for c in coordinates)]
+    twice = 2 * body
+    return [-body.square(), -_sum_of_squares(coordinates), *(c * twice for c in coordinates)]
 
 
 def _sum_of_squares(parts: list[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ equivariant, a bias on the scalar alone, a norm only if it comes from the metric
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -103,14 +104,13 @@ class MultivectorModule(nn.Module):
 
         q_j is the product of the blade's metric entries: every t_g is invariant under versors.
         """
-        squares, q = (
-            x.to(torch.promote_types(x.dtype, torch.float32)).square(),
-            self.algebra.squares,
-        )
+        parts = x.to(torch.promote_types(x.dtype, torch.float32)).square().unbind(0)
+        zeros, q = torch.zeros_like(parts[0]), self.algebra.squares
         grades = []
         for blades in self.algebra.of_grade:
-            parts = [squares[j] if q[j] > 0 else -squares[j] for j in blades if q[j]]
-            grades.append(sum(parts, torch.zeros_like(squares[0])))
+            squares = ([parts[j] for j in blades if q[j] == sign] for sign in (1, -1))
+            plus, minus = (functools.reduce(torch.add, of) if of else zeros for of in squares)
+            grades.append(plus if minus is zeros else plus - minus)
         return torch.stack(grades)
 
     def extra_repr(self) -> str:

@@ -113,7 +113,8 @@ def from_gatr(
     state, given = _read(source, configuration, _of_a_network, GATR)
     sizes = torch.tensor(
         [math.comb(algebra.n, g) for g in range(algebra.n + 1)]
-        + [math.comb(algebra.n - 1, g) for g in range(algebra.n)]
+        + [math.comb(algebra.n - 1, g) for g in range(algebra.n)],
+        dtype=torch.float64,
     ).sqrt()
     options = checked(given, GATR)
     converted = _transformer(state, 1 / sizes)

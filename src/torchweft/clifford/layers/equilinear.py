@@ -79,23 +79,21 @@ class EquiLinear(MultivectorModule):
             )
         self.in_features, self.out_features = in_features, out_features
         self.pseudoscalar = pseudoscalar
-        self._moves = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
+        moves = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
         if pseudoscalar:
-            self._moves.append(_times_pseudoscalar(algebra))
-        for k, move in enumerate(self._moves):
-            source, target, sign = torch.tensor([term for of in move for term in of]).unbind(1)
-            self.register_buffer(f"_source{k}", source, persistent=False)
-            self.register_buffer(f"_target{k}", target, persistent=False)
-            self.register_buffer(f"_sign{k}", sign.to(torch.get_default_dtype()), persistent=False)
-        maps = algebra.n + 1 + sum(len(move) for move in self._moves)
-        self.weight = nn.Parameter(torch.empty(maps, in_features, out_features))
+            moves.append(_times_pseudoscalar(algebra))
+        for k, move in enumerate(moves):
+            for name, table in zip(("source", "target", "signs"), _tables(move), strict=True):
+                self.register_buffer(f"_{name}{k}", table, persistent=False)
+        self._maps = [algebra.n + 1, *map(len, moves)]
+        self._moved = sum(len(of) for move in moves for of in move)
+        self.weight = nn.Parameter(torch.empty(sum(self._maps), in_features, out_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Random weights that keep the mean square of the features, no bias."""
-        moved = sum(len(of) for move in self._moves for of in move)
-        into_a_blade = 1 + moved / self.algebra.num_blades
+        into_a_blade = 1 + self._moved / self.algebra.num_blades
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features * into_a_blade))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -103,22 +101,22 @@ class EquiLinear(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """Maps multivectors x (B, batch…, F_in) to (B, batch…, F_out)."""
         self.check(x, self.in_features)
-        first = self.blades_first(x)
-        grades = self.algebra.n + 1
-        out = functions.grade_linear(
-            first, self.weight[:grades], self.bias, self.algebra, backend=self.backend
-        )
-        start = grades
-        for k, move in enumerate(self._moves):
-            source, target, sign = (getattr(self, f"_{t}{k}") for t in ("source", "target", "sign"))
-            parts = torch.split(first.index_select(0, source), [len(of) for of in move])
-            weights = self.weight[start : start + len(move)]
-            moved = torch.cat([part @ w for part, w in zip(parts, weights, strict=True)])
-            signs = sign.to(moved.dtype).view(-1, *[1] * (moved.dim() - 1))
+        return self.blades_back(self.of_blades(self.blades_first(x)))
+
+    def of_blades(self, x: Tensor) -> Tensor:
+        """`forward` of (B, batch…, F_in), blades first whatever `blade_dim`."""
+        of_grades, *of_moves = torch.split(self.weight, self._maps)
+        out = functions.grade_linear(x, of_grades, self.bias, self.algebra, backend=self.backend)
+        for k, weight in enumerate(of_moves):
+            source, target, signs = (
+                getattr(self, f"_{t}{k}") for t in ("source", "target", "signs")
+            )
+            matrices = (signs.to(weight.dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+            rows = len(source), math.prod(x.shape[1:-1]), self.in_features
+            moved = x.index_select(0, source).view(rows) @ matrices
             # the targets of one move differ, so the order of additions is fixed
-            out = out.index_add(0, target, (moved * signs).to(out.dtype))
-            start += len(move)
-        return self.blades_back(out)
+            out = out.index_add(0, target, moved.to(out.dtype).view(len(source), *out.shape[1:]))
+        return out
 
 
 class MixedLinear(nn.Module):
@@ -149,6 +147,8 @@ class MixedLinear(nn.Module):
         (torch.Size([16, 100, 16]), torch.Size([100, 2]))
     """
 
+    _ends: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -174,11 +174,12 @@ class MixedLinear(nn.Module):
             blade_dim=blade_dim,
             backend=backend,
         )
-        self._ends = (0, -1) if pseudoscalar else (0,)
+        ends = (0, algebra.num_blades - 1) if pseudoscalar else (0,)
+        self.register_buffer("_ends", torch.tensor(ends), persistent=False)
         if in_scalars:
-            self.s2mvs = nn.Linear(in_scalars, len(self._ends) * out_features, bias=bias)
+            self.s2mvs = nn.Linear(in_scalars, len(ends) * out_features, bias=bias)
         if out_scalars:
-            self.mvs2s = nn.Linear(len(self._ends) * in_features, out_scalars, bias=bias)
+            self.mvs2s = nn.Linear(len(ends) * in_features, out_scalars, bias=bias)
         if in_scalars and out_scalars:
             self.s2s = nn.Linear(in_scalars, out_scalars, bias=False)
 
@@ -198,13 +199,16 @@ class MixedLinear(nn.Module):
                 f"{self.in_scalars}). Pass that many, or build it with "
                 f"in_scalars={scalars.shape[-1]}."
             )
-        y = self.mvs2mvs(x)
+        self.mvs2mvs.check(x, self.mvs2mvs.in_features)
+        first = x.movedim(self.blade_dim, 0)
+        y = self.mvs2mvs.of_blades(first)
         if self.in_scalars:
-            y = self._with_scalars(y.movedim(self.blade_dim, 0), scalars).movedim(0, self.blade_dim)
+            added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
+            y = y.index_add(0, self._ends, added.to(y.dtype))
+        y = y.movedim(0, self.blade_dim)
         if not self.out_scalars:
             return y, scalars[..., :0]
-        first = x.movedim(self.blade_dim, 0)
-        t = self.mvs2s(torch.stack([first[end] for end in self._ends], -1).flatten(-2))
+        t = self.mvs2s(first.index_select(0, self._ends).movedim(0, -1).flatten(-2))
         return y, t + self.s2s(scalars) if self.in_scalars else t
 
     def start_near_one(self) -> None:
@@ -220,11 +224,6 @@ class MixedLinear(nn.Module):
             return scalars
         first = x.movedim(self.blade_dim, 0)
         return first.new_zeros(*first.shape[1:-1], 0)
-
-    def _with_scalars(self, y: Tensor, scalars: Tensor) -> Tensor:
-        added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
-        y = torch.cat([y[:1] + added[:1], y[1:]])
-        return y if len(self._ends) == 1 else torch.cat([y[:-1], y[-1:] + added[1:]])
 
 
 class EquiLayerNorm(MultivectorModule):
@@ -375,6 +374,14 @@ def _times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
         )
         for blades in algebra.of_grade
     )
+
+
+def _tables(move: tuple[Map, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources and targets of a move's terms, and their signs: (terms, maps), one a row."""
+    terms = torch.tensor([(*term, k) for k, of in enumerate(move) for term in of])
+    source, target, sign, of_map = terms.unbind(1)
+    signs = functional.one_hot(of_map, len(move)) * sign.unsqueeze(1)
+    return source, target, signs.to(torch.get_default_dtype())
 
 
 def linear_maps(
