@@ -28,19 +28,22 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example):$", re.MULTILIN
 ELSEWHERE = re.compile(r"^Args: see `(\w+)`", re.MULTILINE)
 
 
-def public(space):
-    """(name, value) of the functions and classes that a package lists."""
-    module = importlib.import_module(f"torchweft.{space}".rstrip("."))
+def public(space, module):
+    """(name, value) of the functions and classes that a module lists, and those of its modules."""
     for name in module.__all__:
         value = getattr(module, name)
         full = f"{space}.{name}".lstrip(".")
         if isinstance(value, ModuleType):
-            yield from public(full) if space else ()  # families are read by themselves
+            yield from public(full, value) if space else ()  # families are read by themselves
         elif inspect.isclass(value) or inspect.isroutine(value):
             yield full, value
 
 
-VALUES = dict(pair for family in FAMILIES for pair in public(family))
+VALUES = {
+    name: value
+    for family in FAMILIES
+    for name, value in public(family, importlib.import_module(f"torchweft.{family}".rstrip(".")))
+}
 
 
 def sections(value):
@@ -58,13 +61,12 @@ def arguments(name, found):
     return found.get("Args", "")
 
 
-def parameters(value):
-    """The parameters that a caller passes; those of built-in classes are not known."""
-    if inspect.isclass(value) and (
-        value.__init__ is nn.Module.__init__ or issubclass(value, Exception)
-    ):
-        return []
-    return list(inspect.signature(value).parameters)
+def signature(value):
+    """What a caller passes and gets; a class without arguments of its own has none."""
+    is_error = inspect.isclass(value) and issubclass(value, Exception)
+    if is_error or value.__init__ is nn.Module.__init__:
+        return inspect.Signature()
+    return inspect.signature(value)
 
 
 def undefined(example):
@@ -88,10 +90,10 @@ def test_docstring_has_its_sections(name):
     value = VALUES[name]
     found = sections(value)
     assert found[""].strip(), "no summary"
-    named = arguments(name, found)
-    missing = [p for p in parameters(value) if not re.search(rf"\b{p}\b.*: ", named)]
+    named, called = arguments(name, found), signature(value)
+    missing = [p for p in called.parameters if not re.search(rf"\b{p}\b.*: ", named)]
     assert not missing, f"Args does not name {missing}"
-    if inspect.isroutine(value) and value.__annotations__.get("return") not in (None, "None"):
+    if not inspect.isclass(value) and called.return_annotation not in (None, "None"):
         assert found.get("Returns", "").strip(), "no Returns"
     if name not in WITHOUT_EXAMPLE:
         assert ">>> " in found.get("Example", ""), "no example"
