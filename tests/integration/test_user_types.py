@@ -1,7 +1,8 @@
 """What `mypy --strict` says of users' files: the types of public names, and their mistakes.
 
 Seen red with: a module's `__getattr__` that returns Any where type checkers see it, products
-published as `Callable[..., Tensor]`, a reduction that returns Any, a name left out.
+published as `Callable[..., Tensor]`, a reduction that returns Any, options that are Any, a name
+left out.
 """
 
 import inspect
@@ -14,14 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from torchweft import products, reductions
+import torchweft
+from torchweft import clifford, compat, distributed, o3, products, reductions, voxels
 from torchweft.reductions import cluster, numpy
 from torchweft.reductions.keywords import CallKeywords, GenredKeywords
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-USER = HERE / "user_of_every_name.py"
-MISTAKEN = HERE / "user_with_errors.py"
+USERS = Path(__file__).parent / "users"
+NAMES = {
+    "products_and_reductions": (products, reductions, cluster, numpy),
+    "other_families": (torchweft, o3, clifford, voxels, compat, distributed),
+}
+"""Files that use every public name of some packages; each has one of mistakes beside it."""
 REPORT = re.compile(r"^[^:\n]+:(\d+): error: .*?\[([\w-]+)\]$", re.MULTILINE)
 
 
@@ -32,7 +37,7 @@ def reported(file):
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, f"--cache-dir={cache}", str(file)],
         env=os.environ | {"MYPYPATH": str(ROOT / "src")},
-        cwd=HERE,
+        cwd=USERS,
         capture_output=True,
         text=True,
         check=False,
@@ -41,25 +46,29 @@ def reported(file):
     return {(int(line), code) for line, code in REPORT.findall(done.stdout)}, done.stdout
 
 
-def test_types_of_every_name():
-    found, said = reported(USER)
+@pytest.mark.parametrize("user", NAMES)
+def test_types_of_every_name(user):
+    found, said = reported(USERS / f"{user}.py")
     assert not found, said
 
 
-def test_every_mistake_is_reported():
-    lines = MISTAKEN.read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("user", NAMES)
+def test_every_mistake_is_reported(user):
+    mistaken = USERS / f"{user}_mistakes.py"
+    lines = mistaken.read_text(encoding="utf-8").splitlines()
     expected = {
         (number, line.rpartition("  # ")[2])
         for number, line in enumerate(lines, 1)
         if "  # " in line
     }
     assert expected
-    found, said = reported(MISTAKEN)
+    found, said = reported(mistaken)
     assert found == expected, said
 
 
-def test_the_file_of_every_name_runs():
-    runpy.run_path(str(USER))
+@pytest.mark.parametrize("user", NAMES)
+def test_the_file_of_every_name_runs(user):
+    runpy.run_path(str(USERS / f"{user}.py"))
 
 
 def test_keywords_that_are_typed_are_those_of_the_functions():
@@ -71,8 +80,9 @@ def test_keywords_that_are_typed_are_those_of_the_functions():
     assert {"self", "args", *CallKeywords.__annotations__} == {*call}
 
 
-@pytest.mark.parametrize("module", [products, reductions, cluster, numpy])
-def test_the_file_of_every_name_names_all(module):
-    text = USER.read_text(encoding="utf-8")
-    missing = [name for name in module.__all__ if not re.search(rf"\b{name}\b", text)]
+@pytest.mark.parametrize("user", NAMES)
+def test_the_file_of_every_name_names_all(user):
+    text = (USERS / f"{user}.py").read_text(encoding="utf-8")
+    every = [name for module in NAMES[user] for name in module.__all__]
+    missing = [name for name in every if not re.search(rf"\b{name}\b", text)]
     assert not missing
