@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         WeftError,
     )
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
