@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.programs import ranks_table
 from benchmarks.harness.record import machine
 from benchmarks.workloads.clouds import sphere
 from benchmarks.workloads.potential import (
@@ -255,19 +256,6 @@ def _in_nccl(seconds: Callable[[], float]) -> tuple[float, float]:
     return whole, sum(event.device_time for event in events) / 1000
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Efficiency of each program by the number of ranks, in markdown."""
-    lines = ["| program | kind | ranks | ms | efficiency | NCCL ms |", "|---|---|---|---|---|---|"]
-    alone = {(r["case"], r["kind"]): r["ms"] for r in rows if r["ranks"] == 1}
-    for row in rows:
-        name, kind, ranks = row["case"], row["kind"], row["ranks"]
-        share = alone.get((name, kind), float("nan")) / row["ms"]
-        share = share / ranks if kind == "strong" else share
-        numbers = f"{row['ms']:.4g} | {100 * share:.1f} % | {row['nccl_ms']:.3g}"
-        lines.append(f"| {name} | {kind} | {ranks} | {numbers} |")
-    return "\n".join(lines)
-
-
 def run(options: argparse.Namespace) -> None:
     """Measure on this rank; the first one writes."""
     distributed.init_process_group()
@@ -310,7 +298,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE / NAME, help="file of rows")
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.out.read_text().splitlines()]))
+        print(ranks_table([json.loads(line) for line in options.out.read_text().splitlines()]))
     else:
         run(options)
 
