@@ -28,7 +28,8 @@ def programs_section(folder: Path) -> str:
         for found in [json.loads(path.read_text(encoding="utf-8"))]
     ]
     ranks = folder / "several_gpus.jsonl"
-    rows = [json.loads(line) for line in ranks.open(encoding="utf-8")] if ranks.exists() else []
+    text = ranks.read_text(encoding="utf-8") if ranks.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
     for gpu in dict.fromkeys(row["gpu"] for row in rows):
         some = [row for row in rows if row["gpu"] == gpu]
         stamp = _stamp(some[-1])
@@ -88,7 +89,8 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "Dynamics without a thermostat",
         "216 atoms of shaken diamond with a model of MACE, steps of 1 fs. *drift* is the slope of "
         "the total energy in meV an atom and ps, *largest* its largest deviation in meV an atom. "
-        "Those of fewer steps are of these alone. `e3nn` is the model as it is, with torchweft's calculator, which records it.\n",
+        "Those of fewer steps are of these alone. `e3nn` is the model as it is, with torchweft's "
+        "calculator, which records it.\n",
         _dynamics,
     ),
     "train_mace.json": (
