@@ -8,7 +8,8 @@ Run it with 1, 2, 4 processes on one machine; each appends its rows to one file,
 
 A row has the median wall time of a call on the slowest rank, the largest peak of memory, and of one
 call the time in kernels of NCCL, on the rank that has least of it: others wait for that one.  Calls
-of more than LONG seconds are measured once, after one, with the profiler on.
+of more than LONG seconds are measured once, after one, with the profiler on.  The first compiles,
+so the second tells which these are.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.programs import ranks_table
 from benchmarks.harness.record import machine
 from benchmarks.workloads.clouds import sphere
 from benchmarks.workloads.potential import (
@@ -225,41 +227,33 @@ def measured(call: Call, part: Part) -> dict[str, float]:
         wait()
         return time.perf_counter() - begin
 
-    times, in_nccl, peak = [], 0.0, 0.0
-    long = largest(torch.tensor([seconds()], device=part.device)).item() > LONG
-    for _ in range(0 if long else REPEATS):
-        if part.size > 1:
-            distributed.barrier()
-        wait()
-        times.append(seconds())
-    if on_gpu:
-        in_nccl = _in_nccl(lambda: times.append(seconds()))
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    times = times or [seconds()]
+    def profiled() -> tuple[float, float]:
+        return _in_nccl(seconds) if on_gpu else (seconds(), 0.0)
+
+    first = seconds()
+    second, in_nccl = profiled()
+    times = [second]
+    long = second > max(LONG, first / 2)  # else it compiled too
+    if not largest(torch.tensor([float(long)], device=part.device)).item():
+        times = []
+        for _ in range(REPEATS):
+            if part.size > 1:
+                distributed.barrier()
+            wait()
+            times.append(seconds())
+        _, in_nccl = profiled()
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
     found = torch.tensor([1000 * statistics.median(times), peak, -in_nccl], device=part.device)
     slowest, peak, least = largest(found).tolist()
     return {"ms": slowest, "peak_mb": peak, "nccl_ms": -least}
 
 
-def _in_nccl(call: Call) -> float:
-    """Milliseconds in kernels of NCCL of a call that waits for its kernels."""
+def _in_nccl(seconds: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of a call that waits for its kernels, and its milliseconds in kernels of NCCL."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
+        whole = seconds()
     events = [event for event in profile.events() if "nccl" in event.name.lower()]
-    return sum(event.device_time for event in events) / 1000
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Efficiency of each program by the number of ranks, in markdown."""
-    lines = ["| program | kind | ranks | ms | efficiency | NCCL ms |", "|---|---|---|---|---|---|"]
-    alone = {(r["case"], r["kind"]): r["ms"] for r in rows if r["ranks"] == 1}
-    for row in rows:
-        name, kind, ranks = row["case"], row["kind"], row["ranks"]
-        share = alone.get((name, kind), float("nan")) / row["ms"]
-        share = share / ranks if kind == "strong" else share
-        numbers = f"{row['ms']:.4g} | {100 * share:.1f} % | {row['nccl_ms']:.3g}"
-        lines.append(f"| {name} | {kind} | {ranks} | {numbers} |")
-    return "\n".join(lines)
+    return whole, sum(event.device_time for event in events) / 1000
 
 
 def run(options: argparse.Namespace) -> None:
@@ -304,7 +298,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE / NAME, help="file of rows")
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.out.read_text().splitlines()]))
+        print(ranks_table([json.loads(line) for line in options.out.read_text().splitlines()]))
     else:
         run(options)
 
