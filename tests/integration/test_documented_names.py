@@ -77,7 +77,7 @@ EQUITORCH = (
 
 def test_every_module_of_equitorch_is_told():
     """And what the page names instead is there."""
-    page = (ROOT / "docs/how-to/run_equitorch_code.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/migrate/equitorch.md").read_text(encoding="utf-8")
     assert not {name for name in EQUITORCH.split() if f"`{name}`" not in page}
     named = set(re.findall(r"\bo3\.(\w+)", page))
     assert named <= set(o3.__all__)
