@@ -1,6 +1,8 @@
 """Sphinx settings: MyST pages, docstrings, examples run, MathJax shipped with the pages."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import torchweft
 
@@ -12,24 +14,43 @@ release = torchweft.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",
     "sphinx_gallery.gen_gallery",
+    "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "templates"]
+templates_path = ["templates"]
 html_theme = "furo"
 html_title = "torchweft"
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 default_role = "code"  # a single backtick in a docstring is code
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# Pages link to their sources where pyproject.toml names the repository.
+_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+if _REPOSITORY := _PROJECT.get("urls", {}).get("Repository"):
+    html_theme_options = {
+        "source_repository": _REPOSITORY,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
-autodoc_typehints = "none"
+# Reference pages show each public name at the path that users import it from.
+autosummary_generate = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
