@@ -66,8 +66,10 @@ types: $(READY)  ## mypy, strict
 doctest: $(READY)  ## every >>> in the sources, the README and the docs
 	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' --ignore=docs/auto_examples --ignore=docs/_build --ignore=src/torchweft/o3/adapters/nequip_modifier.py --ignore=src/torchweft/reductions/gpytorch.py src README.md docs
 
-docs: $(DOCS_READY)  ## docs/_build/html, with every example run
-	$(RUN) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+docs: $(DOCS_READY)  ## docs/_build/html, with every example run; spelling and links
+	$(RUN) -m codespell_lib -I docs/spelling.txt $$(git ls-files '*.md' src examples)
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(RUN) docs/check_links.py docs/_build/html
 
 wheel: $(READY)  ## the wheel, built and tried in a venv of its own
 	.ci/try-wheel $(lastword $(RUN))

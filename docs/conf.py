@@ -32,7 +32,9 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 # Pages link to their sources where pyproject.toml names the repository.
-_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
+    "project"
+]
 if _REPOSITORY := _PROJECT.get("urls", {}).get("Repository"):
     html_theme_options = {
         "source_repository": _REPOSITORY,
@@ -93,7 +95,14 @@ def _skip_member(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def _shorten_sidebar(app, pagename, templatename, context, doctree):
+    """Pages of single names are left out of the sidebar: their family's page lists them."""
+    if whole := context.get("toctree"):
+        context["toctree"] = lambda **options: whole(**{**options, "maxdepth": 2})
+
+
 def setup(app):
     """Our docstring handler runs before Napoleon's, which then finds the sections."""
     app.connect("autodoc-process-docstring", _process_docstring, priority=400)
+    app.connect("html-page-context", _shorten_sidebar, priority=400)  # furo reads it
     app.connect("autodoc-skip-member", _skip_member)
