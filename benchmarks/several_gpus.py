@@ -7,7 +7,8 @@ Run it with 1, 2, 4 processes on one machine; each appends its rows to one file,
     weak     W times the problem:      t(1) / t(W)
 
 A row has the median wall time of a call on the slowest rank, the largest peak of memory, and of one
-call the time in kernels of NCCL, on the rank that has least of it: others wait for that one.
+call the time in kernels of NCCL, on the rank that has least of it: others wait for that one.  Calls
+of more than LONG seconds are measured once, after one, with the profiler on.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from torchweft.voxels import SparseTensor
 FILE = Path(__file__).parent / "results"
 NAME = "several_gpus.jsonl"
 REPEATS = 5
+LONG = 5.0
 BLUR, NEIGHBOURS = 0.05, 10
+ELEMENTS = (8, 14)
 
 Call = Callable[[], object]
 
@@ -117,14 +120,9 @@ def transport(count: int, part: Part) -> Call:
 
 def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     """MACE's forces of a shaken crystal of 8 · side³ atoms (a rank), or a training step."""
-    cells = (side * part.size if weak else side, side, side)
-    (atoms,) = structures_of(Structures(side=1))
-    atoms = atoms.repeat(cells)
-    atoms.rattle(0.1, seed=0)
-    elements = (8, 14)
-    given = as_given([atoms], elements, torch.device("cpu"))
+    given = _given((side * part.size if weak else side, side, side))
     src, dst = given["edge_index"]
-    own = shard(src, dst, len(atoms), part.rank, part.size, given["positions"])
+    own = shard(src, dst, len(given["batch"]), part.rank, part.size, given["positions"])
     rows = {n: given[n][own.global_ids] for n in ("positions", "node_attrs", "batch")}
     edges = {n: given[n][own.edges] for n in ("shifts", "unit_shifts")}
     tables = {"edge_index": torch.stack([own.src, own.dst])}
@@ -136,7 +134,7 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     halo = own._replace(
         global_ids=own.global_ids.to(part.device), needed=own.needed.to(part.device)
     ).halo()
-    model = o3.from_mace(mace_model(TABLE, elements).float().to(part.device))
+    model = o3.from_mace(mace_model(TABLE, ELEMENTS).float().to(part.device))
     model.requires_grad_(training)
 
     def call() -> None:
@@ -152,6 +150,15 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
                 distributed.all_reduce(joined)
 
     return call
+
+
+@functools.lru_cache(maxsize=2)  # forces and training: a rank's share of one, and all of another
+def _given(cells: tuple[int, int, int]) -> dict[str, Tensor]:
+    """What MACE takes of a shaken crystal, on the host."""
+    (atoms,) = structures_of(Structures(side=1))
+    atoms = atoms.repeat(cells)
+    atoms.rattle(0.1, seed=0)
+    return as_given([atoms], ELEMENTS, torch.device("cpu"))
 
 
 def scene(resolution: int, sharded: bool, part: Part) -> Call:
@@ -210,29 +217,33 @@ def measured(call: Call, part: Part) -> dict[str, float]:
     """Of the slowest rank, in milliseconds; the median of some calls after one."""
     on_gpu = part.device.type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    call()
-    times = []
-    for _ in range(REPEATS):
-        if part.size > 1:
-            distributed.barrier()
-        wait()
+
+    def seconds() -> float:
         begin = time.perf_counter()
         call()
         wait()
-        times.append(time.perf_counter() - begin)
-    found = torch.tensor([1000 * statistics.median(times), 0, 0], device=part.device)
+        return time.perf_counter() - begin
+
+    times, in_nccl, peak = [], 0.0, 0.0
+    long = largest(torch.tensor([seconds()], device=part.device)).item() > LONG
+    for _ in range(0 if long else REPEATS):
+        if part.size > 1:
+            distributed.barrier()
+        wait()
+        times.append(seconds())
     if on_gpu:
-        found[1] = torch.cuda.max_memory_allocated() / 2**20
-        found[2] = -_in_nccl(call)
+        in_nccl = _in_nccl(lambda: times.append(seconds()))
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    times = times or [seconds()]
+    found = torch.tensor([1000 * statistics.median(times), peak, -in_nccl], device=part.device)
     slowest, peak, least = largest(found).tolist()
     return {"ms": slowest, "peak_mb": peak, "nccl_ms": -least}
 
 
 def _in_nccl(call: Call) -> float:
-    """Milliseconds of a call in kernels of NCCL."""
+    """Milliseconds in kernels of NCCL of a call that waits for its kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
-        torch.cuda.synchronize()
     events = [event for event in profile.events() if "nccl" in event.name.lower()]
     return sum(event.device_time for event in events) / 1000
 

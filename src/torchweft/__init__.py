@@ -6,7 +6,7 @@ z[M] = Σ_{t ∈ terms of M} s[t] · x[i(t)] ∘ y[j(t)]
 import importlib
 from typing import Any
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _ERRORS = (
     "BackendError",
