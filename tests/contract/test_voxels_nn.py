@@ -38,7 +38,7 @@ empty = functools.partial(clouds.empty, device=DEVICE)
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TURNED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 UNEVEN = [3, 2, 1, 2]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples/voxels"
 
 
 def layer(kind, dim, *args, **options):
@@ -322,7 +322,7 @@ def run_example(name, *arguments):
 
 
 def test_minkunet_learns(capsys):
-    names = run_example("minkunet.py", "--steps", "6")
+    names = run_example("plot_minkunet.py", "--steps", "6")
     lines = capsys.readouterr().out.splitlines()
     losses = [float(line.split()[3]) for line in lines if line.startswith("step")]
     assert len(losses) == 6
@@ -334,7 +334,7 @@ def test_minkunet_learns(capsys):
 
 
 def test_second_is_its_dense_network(capsys):
-    names = run_example("second.py", "--clouds", "1")
+    names = run_example("plot_second.py", "--clouds", "1")
     assert "picture (1, 256, 32, 32)" in capsys.readouterr().out
     torch.manual_seed(2)
     encoder = names["MiddleEncoder"](4).to(DEVICE, torch.float64).eval()
