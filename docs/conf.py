@@ -57,6 +57,10 @@ toc_object_entries_show_parents = "hide"
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
+    "subsection_order": [
+        f"../examples/{family}"
+        for family in ("products", "o3", "clifford", "reductions", "voxels", "distributed")
+    ],
     "filename_pattern": r"plot_",
     "abort_on_example_error": True,
     "download_all_examples": False,

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mace")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mace_potential.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/o3/mace_potential.py"
 
 
 def test_the_example_runs(capsys):

@@ -1,4 +1,4 @@
-"""The chapter of o3 and `examples/potential.py`: pairs, forces, learning, dynamics.
+"""The chapter of o3 and `examples/o3/potential.py`: pairs, forces, learning, dynamics.
 
 Seen red with: pairs of atoms of other molecules, no `create_graph` for the forces, forces of the
 other sign, forces 1 % too large in the calculator, a plain layer whose messages are unsorted,
@@ -63,7 +63,7 @@ def trained(data):
 
 @pytest.fixture(scope="module")
 def example():
-    path = Path(__file__).parents[2] / "examples" / "potential.py"
+    path = Path(__file__).parents[2] / "examples/o3/potential.py"
     found = importlib.util.spec_from_file_location("potential_example", path)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)

@@ -1,15 +1,14 @@
-"""SECOND's middle encoder: a LiDAR cloud becomes a picture from above
-====================================================================
+"""SECOND's middle encoder: from a LiDAR cloud to an image from above
+==================================================================
 
-``python examples/second.py``
+Submanifold convolutions keep the voxels, strided ones halve the grid three times. The last layer
+reduces the height, and the remaining heights join the channels: the result is a dense tensor
+(batch, C, y, x) for a detector of images (Yan et al. 2018). Columns of coordinates are
+(batch, z, y, x), as are the axes of kernels.
 
-Yan et al. 2018.  Submanifold convolutions keep the voxels, strided ones halve the grid three times;
-the last takes the height together, and what is left of it joins the channels: (batch, C, y, x).
-Columns of coordinates are (batch, z, y, x), as are the axes of kernels.  The cloud is generated:
-ground, cars and poles around the sensor.
+The cloud is generated: ground, cars and poles around the sensor. The encoder is not trained here.
 """
 
-import argparse
 import time
 
 import torch
@@ -30,7 +29,7 @@ SHAPE = (41, 256, 256)
 
 
 def stage(in_channels, out_channels, padding=1):
-    """A strided convolution that halves the grid, and two submanifold ones."""
+    """A strided convolution that halves the grid, and two submanifold convolutions."""
     return [
         SparseConv3d(in_channels, out_channels, 3, 2, padding, bias=False),
         *[SubMConv3d(out_channels, out_channels, 3, bias=False) for _ in range(2)],
@@ -57,7 +56,7 @@ class MiddleEncoder(SparseModule):
         self.layers = SparseSequential(*layers)
 
     def forward(self, x):
-        """Heights join the channels."""
+        """(batch, 2 · 128, y / 8, x / 8): the two remaining heights join the channels."""
         return self.layers(x).dense().flatten(1, 2)
 
 
@@ -75,7 +74,7 @@ def street(generator, points=20000):
 
 
 def voxels(clouds):
-    """Clouds (P, 4) as one SparseTensor of mean points."""
+    """Clouds (P, 4) as one SparseTensor; the features of a voxel are the mean of its points."""
     points = torch.cat(clouds)
     sample = torch.arange(len(clouds)).repeat_interleave(torch.tensor([len(c) for c in clouds]))
     tensor, _ = voxelize(
@@ -90,22 +89,34 @@ def voxels(clouds):
     return tensor
 
 
-def main():
-    """One step on generated clouds, timed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clouds", type=int, default=2)
-    options = parser.parse_args()
+def draw(cloud, image):
+    """Points from above, and the mean size of the image's channels."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    z, y, x, _ = cloud.T
+    left.scatter(x, y, s=0.5, c=z, cmap="viridis")
+    left.set(title="points, coloured by height", aspect="equal", xlabel="x [m]", ylabel="y [m]")
+    right.imshow(image.abs().mean(0), origin="lower", extent=(-25.6, 25.6, -25.6, 25.6))
+    right.set(title="mean size of the channels", xlabel="x [m]")
+    plt.show()
+
+
+def main(clouds=2):
+    """One forward and backward pass on generated clouds, timed."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    tensor = voxels([street(generator) for _ in range(options.clouds)])
+    streets = [street(generator) for _ in range(clouds)]
+    tensor = voxels(streets)
     encoder = MiddleEncoder(4)
     start = time.perf_counter()
-    picture = encoder(tensor)
-    picture.square().mean().backward()
+    image = encoder(tensor)
+    image.square().mean().backward()
     seconds = time.perf_counter() - start
-    print(f"{tensor} in a box of {SHAPE}")
-    print(f"picture {tuple(picture.shape)}, {(picture != 0).any(1).float().mean():.1%} not empty")
+    print(f"{tensor} in a grid of {SHAPE}")
+    print(f"image {tuple(image.shape)}")
     print(f"forward and backward in {seconds:.2f} s")
+    draw(streets[0], image[0].detach())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Molecular dynamics over ranks: argon whose atoms migrate
 ==========================================================
 
-``torchrun --nproc-per-node 2 examples/dynamics_over_ranks.py``
+``torchrun --nproc-per-node 2 examples/distributed/dynamics_over_ranks.py``
 
 A crystal of argon melts.  Each rank owns the atoms in its part of space; they go to another when
 they have left it.  Without a GPU the ranks talk by gloo.

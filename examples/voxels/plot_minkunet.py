@@ -1,12 +1,13 @@
-"""MinkUNet: a sparse U-Net with residual blocks that labels every voxel of a scene
-=================================================================================
+"""MinkUNet: a sparse U-Net that labels every voxel of a scene
+===========================================================
 
-``python examples/minkunet.py --layers 14 --steps 30``
+The encoder halves the grid four times by strided convolutions. The decoder undoes each of them with
+its inverse, found by `indice_key`, so that it returns to the voxels of that level, and reads the
+encoder's features beside its own (Choy et al. 2019 for 14 and 18 layers, Tang et al. 2020 for 42).
 
-Choy et al. 2019 (14 and 18 layers); Tang et al. 2020 (42).  The encoder halves the grid four times
-by strided convolutions; the decoder undoes each of them with its inverse, found by `indice_key`, so
-that it returns to the very voxels of that level, and reads the encoder's features beside its own.
-Here it learns to tell floor, boxes and balls of generated rooms apart.
+The network learns to tell floor, boxes and balls of generated rooms apart, and predicts the labels
+of a room that it was not trained on. ``python plot_minkunet.py --layers 42 --steps 500`` trains a
+larger one.
 """
 
 import argparse
@@ -20,13 +21,13 @@ from torchweft.voxels import (
     SparseInverseConv3d,
     SparseModule,
     SparseSequential,
-    SparseTensor,
     SubMConv3d,
     cat,
     voxelize,
 )
 
-# channels of the stem, of four levels down and of four up; residual blocks a level; stem kernels
+# layers: (channels of the stem, of four levels down and of four up), residual blocks per level,
+# kernel sizes of the stem
 NETWORKS = {
     14: ((32, 32, 64, 128, 256, 128, 128, 96, 96), 1, (5,)),
     18: ((32, 32, 64, 128, 256, 128, 128, 96, 96), 2, (5,)),
@@ -42,7 +43,7 @@ def normalised(convolution):
 
 
 class ResidualBlock(SparseModule):
-    """y = relu(x' + f(x)): f two convolutions, x' = x, or its linear map where channels change."""
+    """relu(shortcut(x) + f(x)): f is two convolutions; the shortcut is linear or the identity."""
 
     def __init__(self, in_channels, out_channels):
         super().__init__()
@@ -55,13 +56,13 @@ class ResidualBlock(SparseModule):
             self.shortcut.append(SparseBatchNorm(out_channels))
 
     def forward(self, x):
-        """On the same voxels."""
+        """Features on the voxels of x."""
         y, skip = self.first(x), self.shortcut(x)
         return self.second(y, norm=self.norm, residual=skip, activation="relu")
 
 
 def blocks(in_channels, out_channels, count):
-    """So many residual blocks; the first changes the channels."""
+    """`count` residual blocks; the first changes the number of channels."""
     rest = [ResidualBlock(out_channels, out_channels) for _ in range(count - 1)]
     return SparseSequential(ResidualBlock(in_channels, out_channels), *rest)
 
@@ -111,7 +112,7 @@ class MinkUNet(SparseModule):
 
 
 def room(generator, points=3000):
-    """Points (x, y, z) on a floor, a box and a ball, and which of the three each is on."""
+    """Points (P, 3) on a floor, a box and a ball, in metres, and the class of each point (P,)."""
     part = points // 3
     at = torch.rand(2, 2, generator=generator) * 2 + 0.5
     floor = torch.rand(part, 3, generator=generator) * torch.tensor([3.2, 3.2, 0.0])
@@ -126,47 +127,66 @@ def room(generator, points=3000):
 
 
 def batch_of_rooms(generator, rooms=2, size=0.1):
-    """Rooms as one SparseTensor of centres of points, and a label for every voxel."""
+    """A SparseTensor of several rooms, (N, 4) features, and the label of each voxel (N,)."""
     drawn = [room(generator) for _ in range(rooms)]
     points, label = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     sample = torch.arange(rooms).repeat_interleave(len(drawn[0][1]))
     votes = nn.functional.one_hot(label, len(CLASSES)).float()
     tensor, _ = voxelize(points, size, torch.cat([points, votes], 1), sample, batch_size=rooms)
-    inside = tensor.feats[:, :3] / size - tensor.C[:, 1:]  # where in its voxel the centre is
+    inside = tensor.feats[:, :3] / size - tensor.C[:, 1:]  # mean of its points, from its corner
     height = tensor.feats[:, 2:3]
     return tensor.replace(torch.cat([inside, height], 1)), tensor.feats[:, 3:].argmax(1)
 
 
 def train(layers, steps, seed=0):
-    """The network, and for each step its loss and the share of voxels that it labels right."""
+    """The network after some steps of AdamW, each on two new rooms, and the loss of each step."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     network = MinkUNet(4, len(CLASSES), layers)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    history = []
-    for _ in range(steps):
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    losses = []
+    for step in range(1, steps + 1):
         tensor, label = batch_of_rooms(generator)
-        scores: SparseTensor = network(tensor)
-        loss = nn.functional.cross_entropy(scores.feats, label)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(network(tensor).feats, label)
         loss.backward()
-        optimiser.step()
-        right = (scores.feats.argmax(1) == label).float().mean()
-        history.append((float(loss.detach()), float(right)))
-    return network, history
+        optimizer.step()
+        losses.append(loss.item())
+        if step % 5 == 0:
+            print(f"step {step:3d}   loss {loss.item():.3f}")
+    return network.eval(), losses
+
+
+def draw(coords, label, predicted):
+    """Voxels of a room in the colours of their true and of their predicted classes."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(9, 4), layout="constrained")
+    for place, (title, values) in enumerate((("true", label), ("predicted", predicted)), 1):
+        axis = figure.add_subplot(1, 2, place, projection="3d")
+        for number, name in enumerate(CLASSES):
+            axis.scatter(*coords[values == number, 1:].T, s=6, label=name)
+        axis.set_title(title)
+        axis.set_box_aspect(coords[:, 1:].amax(0).tolist(), zoom=1.4)
+        axis.set_axis_off()
+    axis.legend()
+    plt.show()
 
 
 def main():
-    """Train, and print each step."""
+    """Train, then label a room of another seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, choices=NETWORKS, default=14)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    network, history = train(options.layers, options.steps)
+    network, _ = train(options.layers, options.steps)
     count = sum(p.numel() for p in network.parameters())
-    print(f"MinkUNet{options.layers}: {count:,} parameters")
-    for step, (loss, right) in enumerate(history, 1):
-        print(f"step {step:3d}   loss {loss:.3f}   right {right:.1%}")
+    tensor, label = batch_of_rooms(torch.Generator().manual_seed(1000), rooms=1)
+    with torch.no_grad():
+        predicted = network(tensor).feats.argmax(1)
+    right = (predicted == label).float().mean()
+    print(f"MinkUNet{options.layers}, {count:,} parameters: {right:.1%} of a new room's voxels")
+    draw(tensor.C, label, predicted)
 
 
 if __name__ == "__main__":

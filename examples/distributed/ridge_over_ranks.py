@@ -1,7 +1,7 @@
 """Kernel ridge regression over ranks
 ==================================
 
-``torchrun --nproc-per-node 8 examples/ridge_over_ranks.py 12500000``, 10⁸ points in all.
+``torchrun --nproc-per-node 8 examples/distributed/ridge_over_ranks.py 12500000``, 10⁸ points in all.
 
 (σ² + K) a = y by conjugate gradients: in gpytorch's terms the mean of an ExactGP with
 RBFKernel(lengthscale) and GaussianLikelihood(σ²).  Each rank has its rows of x and y; K is never

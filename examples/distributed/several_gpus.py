@@ -1,7 +1,7 @@
 """Train over several GPUs, or processes without one
 =================================================
 
-``torchrun --standalone --nproc-per-node 2 examples/several_gpus.py``
+``torchrun --standalone --nproc-per-node 2 examples/distributed/several_gpus.py``
 
 Each rank has molecules of its own and the whole model (DDP), or its part of the parameters (FSDP2).
 Then one chain of atoms is cut over the ranks: a halo brings the rows of others.

@@ -1,7 +1,7 @@
 """Train over several processes with Lightning Fabric
 ==================================================
 
-``python examples/fabric_training.py --devices 2``
+``python examples/distributed/fabric_training.py --devices 2``
 
 Fabric starts the ranks, wraps the model in DDP and deals the scenes out.  They have unlike numbers
 of voxels; `SparseBatchNorm` counts those of all ranks, each once.
