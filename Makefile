@@ -68,6 +68,7 @@ doctest: $(READY)  ## every >>> in the sources, the README and the docs
 
 docs: $(DOCS_READY)  ## docs/_build/html, with every example run; spelling and links
 	$(RUN) -m codespell_lib -I docs/spelling.txt $$(git ls-files '*.md' src examples)
+	rm -rf docs/api/generated docs/sg_execution_times.rst  # pages of what is gone
 	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 	$(RUN) docs/check_links.py docs/_build/html
 

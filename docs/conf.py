@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
+
 import torchweft
 
 project = "torchweft"
@@ -105,8 +107,17 @@ def _shorten_sidebar(app, pagename, templatename, context, doctree):
         context["toctree"] = lambda **options: whole(**{**options, "maxdepth": 2})
 
 
+def _trim_code(app, doctree):
+    """Examples end with an empty line, which doctest needs and readers do not."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.rawsource == block.astext():  # no markup inside
+            block.rawsource = block.rawsource.rstrip("\n")
+            block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app):
     """Our docstring handler runs before Napoleon's, which then finds the sections."""
     app.connect("autodoc-process-docstring", _process_docstring, priority=400)
+    app.connect("doctree-read", _trim_code)
     app.connect("html-page-context", _shorten_sidebar, priority=400)  # furo reads it
     app.connect("autodoc-skip-member", _skip_member)

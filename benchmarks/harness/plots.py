@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.harness.tables import Lead
@@ -43,7 +44,8 @@ def picture(leads: Sequence[Lead]) -> str:
                 places, widths, values = zip(*shown, strict=True)
                 bars = axes.barh(places, widths, 0.28, left=1, color=COLOURS[kind], label=kind)
                 axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=3, fontsize=8)
-        axes.axvline(1, color=GREY)
+        lines = np.arange(len(leads))
+        axes.vlines([1] * len(leads), lines - 0.12, lines + 0.44, color=GREY)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set(yticks=[], ylim=(len(leads) - 0.4, -0.6))
         axes.margins(x=0.12)
