@@ -14,6 +14,7 @@ of more than LONG seconds are measured once, after one, with the profiler on.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import statistics
@@ -134,7 +135,7 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     halo = own._replace(
         global_ids=own.global_ids.to(part.device), needed=own.needed.to(part.device)
     ).halo()
-    model = o3.from_mace(mace_model(TABLE, ELEMENTS).float().to(part.device))
+    model = o3.from_mace(copy.deepcopy(mace_model(TABLE, ELEMENTS)).float().to(part.device))
     model.requires_grad_(training)
 
     def call() -> None:

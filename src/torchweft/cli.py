@@ -50,14 +50,18 @@ def _parser() -> argparse.ArgumentParser:
         text = f"{summary[0].upper()}{summary[1:]}.{more}"
         return commands.add_parser(name, help=summary, description=text)
 
-    doctor = command("doctor", "what this machine has, lacks, and what to do")
+    doctor = command(
+        "doctor", "what this machine has of what torchweft needs, and how to get the rest"
+    )
     doctor.set_defaults(run=_doctor)
 
-    demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
+    demo = commands.add_parser(
+        "demo", help="each family on real data, as a page with pictures and numbers", add_help=False
+    )
     demo.set_defaults(run=_demo)
 
     page = " Writes a page with pairs, tile waste, groups, operations and memory of a layer."
-    inspect = command("inspect", "what a point cloud costs as voxels", page)
+    inspect = command("inspect", "what sparse convolutions of a point cloud cost", page)
     inspect.add_argument("file", type=Path, help=f"points: {SUFFIXES}")
     inspect.add_argument("--key", help="name of the points in an .npz or .pt of several arrays")
     default = "twice the median distance of neighbouring points"
@@ -82,7 +86,9 @@ def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
         fatal += [finding] if finding.fatal else []
     print()
     for found in fatal:
-        print(f"torchweft cannot be used here: {found.what} is {found.state}. {found.advice}")
+        print(
+            f"torchweft cannot be used here: {found.what} is {found.state}. To do: {found.advice}"
+        )
     if not fatal:
         print("torchweft is ready")
     return 1 if fatal else 0

@@ -24,7 +24,8 @@ def track(items: Sequence[T], what: str) -> Iterator[T]:
     A terminal has a bar.  A log has a line after one second, and then one every ten seconds.
     """
     if not sys.stderr.isatty():
-        yield from _logged(items, what)
+        with step(what):
+            yield from _logged(items, what)
     elif importlib.util.find_spec("rich"):
         from rich.console import Console
         from rich.progress import track as rich_track
@@ -53,13 +54,12 @@ def say(line: str) -> None:
 
 
 def _logged(items: Sequence[T], what: str) -> Iterator[T]:
-    begin = time.monotonic()
-    next_line = begin + FIRST
+    begin = said = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now >= next_line:
+        if now - said >= QUIET:
             say(f"{what} {done}/{len(items)}, {now - begin:.0f} s")
-            next_line = now + QUIET
+            said = now
         yield item
 
 

@@ -404,8 +404,7 @@ def travelled(rank, size, group):
 
     def recorded(block, following, group):
         happened.append(len(block))
-        works = pass_on(block, following, group)
-        return [Work(works[0]), *works[1:]]
+        return Work(pass_on(block, following, group))
 
     ring.pass_on = recorded
     try:
@@ -422,7 +421,7 @@ def test_the_next_block_is_under_way_while_one_is_worked_on():
     size = 4
     for rank, happened in enumerate(run(travelled, size)):
         sources = [(rank - hop) % size for hop in range(size - 1)]
-        sent = [max(3 * COLUMNS[source], 1) for source in sources]  # no more than a block at once
+        sent = [3 * COLUMNS[source] for source in sources]  # no more than a block at once
         expected = [step for numbers in sent for step in (numbers, "work", "wait")]
         assert happened == [*expected, "work"]
 

@@ -34,7 +34,11 @@ sys.meta_path.insert(0, Refuse())
 
 
 def torchweft(
-    *arguments, tmp_path, without=(), error="ModuleNotFoundError(f'No module named {name!r}')"
+    *arguments,
+    tmp_path,
+    without=(),
+    error="ModuleNotFoundError(f'No module named {name!r}')",
+    module="torchweft",
 ):
     """Run the command where some packages are missing (or broken in another way)."""
     (tmp_path / "sitecustomize.py").write_text(REFUSE.format(names=set(without), error=error))
@@ -45,7 +49,7 @@ def torchweft(
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "torchweft", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
@@ -96,7 +100,7 @@ def test_doctor_without_torch_still_reports(tmp_path, error, state):
     for what in ("gpu", "torch path", "numba path", "triton path"):
         assert found[what] == "missing"
     last = answer.stdout.splitlines()[-1]
-    assert last.startswith(f"torchweft cannot be used here: torch is {state}. ")
+    assert last.startswith(f"torchweft cannot be used here: torch is {state}. To do: ")
     assert last.endswith('pip install "torch>=2.11"')
     assert "report" not in answer.stdout
     assert "Traceback" not in answer.stdout + answer.stderr
@@ -118,6 +122,17 @@ def test_help_and_version_need_no_package(tmp_path, words, begin):
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith(begin)
     assert answer.stderr == ""
+
+
+def test_help_of_compat_names_the_libraries(tmp_path):
+    """Red before: it was an error, that help is no library."""
+    module = "torchweft.compat"
+    answer = torchweft("--help", tmp_path=tmp_path, without=["torch", "numpy"], module=module)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("`python -m torchweft.compat NAME… -- script.py args…`")
+    assert answer.stdout.endswith(
+        "Names: MinkowskiEngine, pykeops, spconv, torch_scatter, torchsparse\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ as points; a cloud of NaN alone read as an empty one; atoms read as lines of tex
 """
 
 import sys
+import types
 
-import laspy
 import numpy as np
 import pytest
 import torch
@@ -210,8 +210,6 @@ def test_the_commands_take_the_name_of_an_array(tmp_path, command, capsys):
         ),
         ("a.xyz", b"2\n\nC 0 0 0\n", torchweft.DTypeError, "as .xyz .*1 atoms, expected 2"),
         ("a.extxyz", b"", torchweft.DTypeError, r"as \.extxyz .* a whole file"),
-        ("a.las", b"", torchweft.DTypeError, r"as \.las \(Source is empty\): a whole file"),
-        ("a.laz", b"hello" * 100, torchweft.DTypeError, r"as \.laz \(Invalid file signature"),
         ("a.pt", b"hello" * 10, torchweft.DTypeError, r"as \.pt .* a whole file"),
     ],
 )
@@ -227,23 +225,29 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_the_help_names_every_format():
-    assert set(SUFFIXES.split()) == set(READERS)
+    assert {word for word in SUFFIXES.split() if word.startswith(".")} == set(READERS)
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
 def test_reads_lidar_files_in_their_unit(tmp_path, suffix):
+    laspy = pytest.importorskip("laspy", reason="needs laspy, of the extra [demo]")
     header = laspy.LasHeader(point_format=3, version="1.2")
     header.scales, header.offsets = [0.125] * 3, [1000, 0, 0]
     cloud = laspy.LasData(header)
     cloud.x, cloud.y, cloud.z = POINTS.T
     cloud.write(str(tmp_path / f"a{suffix}"))
     assert read_points(tmp_path / f"a{suffix}").tolist() == POINTS.tolist()
+    (tmp_path / f"b{suffix}").write_bytes(b"hello" * 100)
+    match = rf"as \{suffix} \(Invalid file signature .*\): a whole file .* Save the points"
+    with pytest.raises(torchweft.DTypeError, match=match):
+        read_points(tmp_path / f"b{suffix}")
 
 
 @pytest.mark.parametrize("package", ["ase", "laspy", "lazrs"])
 def test_names_the_package_that_reads_a_format(tmp_path, monkeypatch, package):
     path = tmp_path / {"ase": "a.extxyz", "laspy": "a.las", "lazrs": "a.laz"}[package]
     path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "laspy", types.ModuleType("laspy"))
     monkeypatch.setitem(sys.modules, package, None)
     match = rf"{package} is not installed: it reads \{path.suffix}\. Run pip install {package}, or "
     with pytest.raises(torchweft.BackendError, match=match):

@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "the doctor does not say what to install",
-        "{found.what} is {found.state}. {found.advice}",
+        "{found.what} is {found.state}. To do: {found.advice}",
         "see {found.what}",
         CLI + " -k without_torch_still",
     ),
@@ -33,8 +33,8 @@ MUTANTS = [
     ),
     Mutant(
         "a log has its first line after ten seconds",
-        "next_line = begin + FIRST",
-        "next_line = begin + QUIET",
+        "        with step(what):\n            yield from _logged(items, what)\n",
+        "        yield from _logged(items, what)\n",
         PROGRESS,
     ),
     Mutant(

@@ -58,8 +58,8 @@ def choose(backend: str | None, device: str) -> str:
     if backend is None:
         if device == "cpu" and not _installed("numba"):
             warnings.warn(
-                "numba is not installed: torch's own operations compute CPU tensors, several "
-                "times slower. Run pip install numba.",
+                "numba is not installed: torch's own operations compute CPU tensors, slower "
+                "than the loops that numba compiles. Run pip install numba.",
                 stacklevel=2,
             )
         order = BACKENDS if device == "cuda" else ("numba", "torch")

@@ -109,25 +109,23 @@ def total(x: Tensor, group: Group | None = None) -> Tensor:
     return found
 
 
-def pass_on(block: Tensor, following: Tensor, group: Group | None = None) -> list[Any]:
+def pass_on(block: Tensor, following: Tensor, group: Group | None = None) -> Any:
     """Start to send a block to the next rank, and to receive one from the rank before.
 
+    An all_to_all of which each rank has one part: gloo sends single blocks from hosts alone.
+
     Args:
-        block: contiguous, not empty.
-        following: where the other arrives.
+        block: (n,).
+        following: where the other arrives, (m,).
         group: the ranks in a ring; None: all.
 
     Returns:
         What to `wait()` for, until when both are left alone.
     """
     rank, size = world(group)
-    there, back = (rank + 1) % size, (rank - 1) % size
-    return distributed.batch_isend_irecv(
-        [
-            distributed.P2POp(distributed.isend, block, group=group, group_peer=there),
-            distributed.P2POp(distributed.irecv, following, group=group, group_peer=back),
-        ]
-    )
+    send, receive = [0] * size, [0] * size
+    send[(rank + 1) % size], receive[(rank - 1) % size] = len(block), len(following)
+    return distributed.all_to_all_single(following, block, receive, send, group, async_op=True)
 
 
 def _exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: str) -> Tensor:
