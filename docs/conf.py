@@ -49,6 +49,7 @@ myst_heading_anchors = 3
 
 # Reference pages show each public name at the path that users import it from.
 autosummary_generate = True
+napoleon_use_ivar = True  # properties have entries of their own
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
