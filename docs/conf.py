@@ -50,6 +50,7 @@ myst_heading_anchors = 3
 # Reference pages show each public name at the path that users import it from.
 autosummary_generate = True
 napoleon_use_ivar = True  # properties have entries of their own
+napoleon_use_rtype = False  # "Returns:" begins with a shape, not with a type
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
@@ -94,7 +95,10 @@ def _plain(lines):
 
 
 def _process_docstring(app, what, name, obj, options, lines):
+    """An attribute's first line is text: Napoleon takes what stands before a colon for a type."""
     lines[:] = _plain(lines)
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
 
 
 def _skip_member(app, what, name, obj, skip, options):
