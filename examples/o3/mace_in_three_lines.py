@@ -94,7 +94,6 @@ def main(path=None):
     right.set(title="force along the bond [eV/Å]", xlabel="length of the bond [Å]")
     left.legend()
     figure.savefig("mace_in_three_lines.png", dpi=80)
-    return calculators
 
 
 if __name__ == "__main__":
