@@ -20,7 +20,7 @@ import torch
 from ase import units
 from ase.build import molecule
 from ase.calculators.emt import EMT
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from mace import data, modules
 from mace.tools import AtomicNumberTable, torch_geometric
@@ -78,7 +78,7 @@ for epoch in range(10):
 
 atoms = molecule("CH3CH2OH")
 atoms.calc = o3.calculator(model.eval())
-MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
+thermalize_momenta(atoms, 300, rng=np.random.default_rng(0))
 dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
 rows = [
     (atoms.get_potential_energy(), atoms.get_total_energy())
