@@ -52,7 +52,7 @@ class Systems(NamedTuple):
 
 
 def starts(systems):
-    """Charges (n, S), positions and velocities (n, 3, S) at time 0, as the comparison draws them."""
+    """Charges (n, S), positions and velocities (n, 3, S) at time 0, those of the comparison."""
     random = np.random.RandomState(DATA_SEED)
     drawn = []
     for _ in range(systems):
@@ -183,7 +183,7 @@ class Training:
         self.number += 1
 
     def start(self):
-        """A function that takes a step: on a GPU the replay of a graph, after three warm-up steps."""
+        """A function that takes a step: on a GPU a graph's replay, after three warm-up steps."""
         if self.number.device.type != "cuda":
             return self.step
         stream = torch.cuda.Stream()

@@ -16,8 +16,8 @@ from torch import nn
 from torchweft import clifford
 
 # %%
-# Systems of four bodies: a heavy one at rest and three light ones around it. Each is simulated for a
-# time of 1.
+# Systems of four bodies: a heavy one at rest and three light ones around it. Each is simulated for
+# a time of 1.
 torch.manual_seed(0)
 
 

@@ -249,7 +249,8 @@ def main():
     wrong = [(energy - batch.energy) / batch.owner.bincount(), forces - batch.forces]
     of_energy, of_force = (1e3 * float(e.detach().square().mean().sqrt()) for e in wrong)
     size = 1e3 * float(batch.forces.square().mean().sqrt())
-    print(f"held out: energies {of_energy:.1f} meV an atom, forces {of_force:.0f} meV/Å of {size:.0f}")
+    print(f"held out: energies {of_energy:.1f} meV an atom, ", end="")
+    print(f"forces {of_force:.0f} meV/Å of {size:.0f}")
     energies = dynamics(model, options.molecule)
     swing, change = np.ptp(energies, axis=0)
     print(f"dynamics: the potential energy varies by {swing:.3f} eV, the total by {change:.5f} eV")
