@@ -1,12 +1,16 @@
-"""Molecular dynamics over ranks: argon whose atoms migrate
-==========================================================
+"""Molecular dynamics over several GPUs
+=====================================
 
 ``torchrun --nproc-per-node 2 examples/distributed/dynamics_over_ranks.py``
 
-A crystal of argon melts.  Each rank owns the atoms in its part of space; they go to another when
-they have left it.  Without a GPU the ranks talk by gloo.
+A crystal of argon melts. Each rank owns the atoms in its part of space; atoms that have left it go
+to another rank. Without a GPU the ranks are processes on the CPU.
+
+.. image:: /images/examples/dynamics_over_ranks.svg
+   :alt: atoms of two ranks, some of which go from one to the other
 """
 
+# sphinx_gallery_thumbnail_path = 'images/examples/dynamics_over_ranks.svg'
 import argparse
 
 import torch
@@ -20,14 +24,14 @@ FEMTOSECOND = 1 / 10.18  # in Å √(u / eV)
 
 
 def energy(numbers, vectors, neighbours):
-    """Lennard-Jones, zero at the cutoff: half an edge's, since both its atoms have one."""
+    """Lennard-Jones energy, zero at the cutoff; each pair has two edges, so an edge has a half."""
     ratio = (SIGMA / vectors.norm(dim=1)).pow(6)
     at_cutoff = (SIGMA / CUTOFF) ** 6
     return 2 * EPSILON * ((ratio.square() - ratio) - (at_cutoff**2 - at_cutoff)).sum()
 
 
 def main():
-    """Print the energy of all atoms every 20 steps."""
+    """Print the total energy per atom every 20 steps."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--side", type=int, default=4, help="cells of 4 atoms along each axis")
     parser.add_argument("--steps", type=int, default=100)
@@ -38,7 +42,7 @@ def main():
     torch.set_default_device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
     corners = torch.cartesian_prod(*[torch.arange(2 * options.side)] * 3)
     corners = corners[corners.sum(1) % 2 == 0]  # face-centred cubic
-    ids = torch.arange(len(corners))[rank::size]  # any rows: they migrate to their owners
+    ids = torch.arange(len(corners))[rank::size]  # any rows; the atoms go to their owners
     velocities = (2 * KELVIN * 300 / MASS) ** 0.5 * torch.randn(len(ids), 3)
     positions, masses = CELL / 2 * corners[ids].double(), torch.full((len(ids),), MASS)
     atoms = Atoms(ids, 18 + 0 * ids, positions, velocities, masses)

@@ -1,12 +1,16 @@
-"""Train over several processes with Lightning Fabric
-==================================================
+"""Train with Lightning Fabric
+===========================
 
-``python examples/distributed/fabric_training.py --devices 2``
+``pip install lightning 'torchweft[cpu]'``, then ``python fabric_training.py --devices 2``
 
-Fabric starts the ranks, wraps the model in DDP and deals the scenes out.  They have unlike numbers
-of voxels; `SparseBatchNorm` counts those of all ranks, each once.
+Fabric starts the ranks, wraps the model in DDP and distributes the scenes. The scenes of the ranks
+have different numbers of voxels; `SparseBatchNorm` counts the voxels of all ranks.
+
+.. image:: /images/examples/fabric_training.svg
+   :alt: scenes on two ranks, whose gradients are averaged
 """
 
+# sphinx_gallery_thumbnail_path = 'images/examples/fabric_training.svg'
 import argparse
 
 import torch

@@ -1,13 +1,18 @@
-"""Kernel ridge regression over ranks
-==================================
+"""Kernel ridge regression over several GPUs
+=========================================
 
-``torchrun --nproc-per-node 8 examples/distributed/ridge_over_ranks.py 12500000``, 10⁸ points in all.
+``torchrun --nproc-per-node 8 examples/distributed/ridge_over_ranks.py 12500000``
 
-(σ² + K) a = y by conjugate gradients: in gpytorch's terms the mean of an ExactGP with
-RBFKernel(lengthscale) and GaussianLikelihood(σ²).  Each rank has its rows of x and y; K is never
-stored.  Nyström's preconditioner takes points of all ranks.
+With eight ranks, 10⁸ points in all. (σ² + K) a = y is solved by conjugate gradients: a gives the
+mean of gpytorch's ExactGP with RBFKernel(lengthscale) and GaussianLikelihood(σ²). Each rank has its
+rows of x and y; blocks of rows travel round a ring, and K is never stored. Nyström's preconditioner
+takes points of all ranks.
+
+.. image:: /images/examples/ridge_over_ranks.svg
+   :alt: blocks of points travel round a ring of four ranks
 """
 
+# sphinx_gallery_thumbnail_path = 'images/examples/ridge_over_ranks.svg'
 import sys
 
 import torch
@@ -26,7 +31,7 @@ def added(x):
 
 
 def main(points=1000, rank=100):
-    """Points of each rank, and how many of all of them the preconditioner takes."""
+    """Solve with `points` rows on each rank, and print the error at other points."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     if device == "cuda":

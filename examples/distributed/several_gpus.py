@@ -1,12 +1,17 @@
-"""Train over several GPUs, or processes without one
-=================================================
+"""Train over several GPUs
+========================
 
 ``torchrun --standalone --nproc-per-node 2 examples/distributed/several_gpus.py``
 
-Each rank has molecules of its own and the whole model (DDP), or its part of the parameters (FSDP2).
-Then one chain of atoms is cut over the ranks: a halo brings the rows of others.
+Each rank has molecules of its own and either the whole model (DDP) or its part of the parameters
+(FSDP2). Then a chain of atoms is distributed over the ranks, where a halo brings rows of other
+ranks, and so are the rows of a kernel sum. Without a GPU the ranks are processes on the CPU.
+
+.. image:: /images/examples/several_gpus.svg
+   :alt: two ranks with molecules and the model, which exchange gradients and rows
 """
 
+# sphinx_gallery_thumbnail_path = 'images/examples/several_gpus.svg'
 import argparse
 from pathlib import Path
 
@@ -23,7 +28,7 @@ from torchweft.reductions import Vi, Vj
 
 
 class Energies(nn.Module):
-    """Energies of atoms by what is around them."""
+    """Energies of atoms from their neighbours."""
 
     def __init__(self):
         super().__init__()

@@ -1,13 +1,14 @@
-r"""A layer that turns with its input
-=================================
+r"""An equivariant layer
+====================
 
-Features of an equivariant layer are scalars, vectors and more. Turn the atoms, and the features
-turn: scalars stay, vectors rotate by :math:`R`, degree l by its matrix :math:`D_l(R)`,
+Features of an equivariant layer are scalars, vectors and tensors of higher degree. When the atoms
+are rotated by :math:`R`, the features are rotated too: scalars stay, vectors are multiplied by
+:math:`R`, degree l by its matrix :math:`D_l(R)`,
 
 .. math:: f(R\,x) = D(R)\, f(x), \qquad
           f(x)_i = \sum_{j} Y(x_j - x_i) \otimes h_j \; w(|x_j - x_i|).
 
-Whatever the weights: here they are random.
+This holds for any weights; here they are random.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +19,7 @@ from ase.build import molecule
 from torchweft import o3
 
 # %%
-# Ethanol; every atom within 3 Å is a neighbour. An atom begins with a number for its element.
+# Ethanol; all atoms within 3 Å are neighbours. The input feature of an atom is its atomic number.
 atoms = molecule("CH3CH2OH")
 position = torch.from_numpy(atoms.positions - atoms.positions.mean(0))
 number = torch.from_numpy(atoms.numbers).double().unsqueeze(1)
@@ -46,7 +47,7 @@ def layer(position):
 
 
 # %%
-# Turned by any rotation, mirrored too, the features are those of before, times :math:`D(R)`.
+# The atoms are rotated and reflected: their features are the features before, times :math:`D(R)`.
 turn = -o3.rand_matrix(dtype=torch.float64)
 before, after = layer(position), layer(position @ turn.T)
 expected = before @ conv.irreps_out.D_from_matrix(turn).T
@@ -55,7 +56,7 @@ print(
 )
 
 # %%
-# The vectors of the atoms, seen from above, as the molecule is turned in the plane of the picture.
+# The vector feature of each atom, for four rotations in the plane of the picture.
 colours = {1: "lightgrey", 6: "dimgrey", 8: "firebrick"}
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained")
 for axis, angle in zip(axes, np.radians([0, 40, 80, 120]), strict=True):

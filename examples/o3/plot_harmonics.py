@@ -1,9 +1,9 @@
-r"""Spherical harmonics, and what products of them hold
-===================================================
+r"""Spherical harmonics and their products
+======================================
 
-Spherical harmonics :math:`Y_l` are 2l + 1 functions of a direction that mix among themselves when
-space is turned. The product of degrees :math:`l_1` and :math:`l_2` holds each degree from
-:math:`|l_1 - l_2|` to :math:`l_1 + l_2` once, and 3j symbols pick it out:
+Spherical harmonics :math:`Y_l` are 2l + 1 functions of a direction; a rotation of space maps them
+to linear combinations of each other. The product of degrees :math:`l_1` and :math:`l_2` contains
+each degree from :math:`|l_1 - l_2|` to :math:`l_1 + l_2` once, and 3j symbols extract it:
 
 .. math:: \sum_{ab} C^{l_1 l_2 l_3}_{abm}\, Y_{l_1 a}(r)\, Y_{l_2 b}(r) \;\propto\; Y_{l_3 m}(r).
 """
@@ -22,8 +22,8 @@ directions = o3.angles_to_xyz(alpha, beta)
 y = o3.spherical_harmonics([0, 1, 2], directions, True, "component")
 
 # %%
-# Degrees 0, 1 and 2: how far the surface is from the middle says how large the function is there,
-# the colour its sign.
+# Degrees 0, 1 and 2. The distance of the surface from the centre is the absolute value of the
+# function in that direction, the colour is its sign.
 figure = plt.figure(figsize=(9, 5.4), layout="constrained")
 for number, values in enumerate(y.unbind(-1)):
     degree = int(number**0.5)
@@ -43,8 +43,8 @@ for number, values in enumerate(y.unbind(-1)):
 plt.show()
 
 # %%
-# Two vectors, the degrees 1 ⊗ 1 → 2, are the quadrupole of their direction, by a factor. In 1 ⊗ 1 →
-# 1, the cross product, a vector with itself is zero.
+# The product 1 ⊗ 1 → 2 of a direction with itself is :math:`Y_2` of the direction, up to a factor.
+# The product 1 ⊗ 1 → 1 is the cross product, which is zero for equal vectors.
 one, two = y[..., 1:4], y[..., 4:9]
 for degree in (0, 1, 2):
     found = torch.einsum("abm,...a,...b->...m", o3.wigner_3j(1, 1, degree), one, one)
@@ -53,7 +53,7 @@ ratio = found / two
 print(f"1 ⊗ 1 → 2 over Y₂: {ratio[30, 17, 0]:.4f} everywhere")
 
 # %%
-# Their gradients are finite everywhere: at the pole, and at a vector of no length.
+# Gradients are finite everywhere, also at the pole and at the zero vector.
 there = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
 o3.spherical_harmonics([1, 2, 3], there, True, "component").sum().backward()
 print(there.grad.tolist())

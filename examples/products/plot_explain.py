@@ -1,10 +1,9 @@
-"""What a call launches, and why it is fast
-========================================
+"""What a call launches, and the bytes it must move
+================================================
 
-Every function has ``explain``: it runs the call once and says which kernels it took, and the bytes
-and operations that no implementation can avoid. Plain torch needs three passes for a weighted sum
-over edges: gather, multiply, add. Each writes or reads a row for every edge; the fused sum does
-not.
+Every function has ``explain``, which runs a call once and reports its kernels, and the bytes and
+operations that no implementation can avoid. A weighted sum over edges takes three passes in plain
+torch: gather, multiply, add. Each writes or reads a row for every edge; the fused sum does not.
 """
 
 import time
@@ -41,7 +40,7 @@ x = torch.randn(nodes, 64)
 print(products.indexed_vecsca_segment.explain(x, weight, src, None, seg))
 
 # %%
-# ``torchweft.explain`` takes any function, and sees everything below it: here a gradient.
+# ``torchweft.explain`` takes any function and reports all its calls: here those of a gradient.
 import torchweft  # noqa: E402
 
 

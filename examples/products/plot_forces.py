@@ -1,13 +1,13 @@
-r"""A tensor product by a table, and forces
-=======================================
+r"""A tensor product given by a table, trained on forces
+===================================================
 
 A product of representations is a short table of terms,
 
 .. math:: z_M = \sum_{t \to M} s_t \, x_{i(t)} \, y_{j(t)},
 
-and an *info* holds it. Here the table turns directions to neighbours into quadrupoles, an energy
-follows from these, and its parameters are learned from **forces**. Forces are gradients already, so
-learning takes second derivatives: products are differentiable to any order.
+which is stored as an *info*. Here the table gives quadrupoles of the directions to neighbours; an
+energy is computed from these, and its parameters are learned from **forces**. Forces are gradients,
+so learning takes second derivatives: products are differentiable to any order.
 """
 
 import math
@@ -43,9 +43,9 @@ seg = torch.arange(len(atoms) + 1) * (len(atoms) - 1)
 # .. math:: Q_{i} = \sum_{j} e^{-\alpha_c r_{ij}^2} \, (r_{ij} \otimes r_{ij})_{l=2}, \qquad
 #           E = \sum_{i,c} a_c \, |Q_{ic}|^2
 #
-# Lengths of quadrupoles do not change when the atoms are turned, so neither does the energy.
+# The lengths of quadrupoles are invariant under rotations of the atoms, and so is the energy.
 def energy(positions, a, alpha):
-    """E, a number."""
+    """The energy E, a scalar."""
     r = positions[src] - positions[dst]
     quadrupoles = products.sparse_mul(r.unsqueeze(2), r.unsqueeze(2), info)  # (edges, 5, 1)
     weights = torch.exp(-alpha * r.square().sum(1, keepdim=True))  # (edges, channels)
@@ -65,7 +65,7 @@ a, alpha = torch.tensor([[1.0, -0.5], [0.8, 2.0]], dtype=torch.float64)
 print(f"energy {energy(atoms, a, alpha):.12f}, turned {energy(atoms @ turn, a, alpha):.12f}")
 
 # %%
-# Force matching: start from wrong parameters, and see nothing but forces.
+# Force matching: the parameters start from wrong values, and the loss is that of the forces alone.
 seen = forces(atoms.clone(), a, alpha).detach()
 guess_a = torch.tensor([0.6, -0.3], dtype=torch.float64, requires_grad=True)
 guess_alpha = torch.tensor([0.6, 1.6], dtype=torch.float64, requires_grad=True)

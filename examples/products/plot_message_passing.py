@@ -1,12 +1,12 @@
-r"""Message passing, and what it learns
-===================================
+r"""Learn the weights of a graph's edges
+====================================
 
 A layer of a graph network sums weighted messages,
 
 .. math:: z_m = \sum_{e \to m} w_e \, x_{\mathrm{src}(e)},
 
-and that is one call: ``indexed_vecsca_segment``. Here heat spreads over a network of pipes. We see
-only temperatures, and learn from their gradients how well each pipe conducts.
+in one call: ``indexed_vecsca_segment``. Here heat spreads over a network of pipes, and the
+conductance of each pipe is learned from temperatures, by gradient descent.
 """
 
 import matplotlib.pyplot as plt
@@ -26,10 +26,10 @@ seg = torch.cat([torch.zeros(1, dtype=torch.int64), close.sum(1).cumsum(0)])
 
 
 # %%
-# One step of diffusion: every node takes from its neighbours what their difference drives.
+# A step of diffusion: heat flows into each node in proportion to the differences of temperature.
 # ``x`` has a row of temperatures for each node, one column for each experiment.
 def spread(x, conductance, steps=6):
-    """x_m ← x_m + 0.08 Σ_{e → m} c_e (x_src(e) − x_m), several times."""
+    """x_m ← x_m + 0.08 Σ_{e → m} c_e (x_src(e) − x_m), `steps` times."""
     ones = torch.ones_like(x[:, :1])
     total = products.indexed_vecsca_segment(ones, conductance, src, None, seg)
     for _ in range(steps):
@@ -39,7 +39,7 @@ def spread(x, conductance, steps=6):
 
 
 # %%
-# The true pipes conduct better in the east. Forty experiments start from random temperatures.
+# The true conductances are larger on the right. Forty experiments start from random temperatures.
 middle = (places[src] + places[dst]) / 2
 true = 0.2 + 0.8 * torch.sigmoid(12 * (middle[:, 0] - 0.5))
 start = torch.randn(len(places), 40)
@@ -60,7 +60,7 @@ for _ in range(150):
 print(f"error: {errors[0]:.1e} at first, {errors[-1]:.1e} at last")
 
 # %%
-# What was learned lies on the true values; the best conductors are told apart last.
+# The learned conductances are close to the true ones; the largest converge last.
 learned = learned.detach()
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 left.quiver(

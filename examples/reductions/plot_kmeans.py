@@ -38,8 +38,8 @@ def cost(points, centres):
 
 
 # %%
-# Lloyd's iterations: points choose a centre, centres move to the mean of their points. Every
-# centre keeps a point here; where one loses all, ``cluster_centroids`` says NaN, not 0.
+# Lloyd's iterations: each point is assigned to its nearest centre, each centre moves to the mean of
+# its points. ``cluster_centroids`` gives NaN for an empty cluster; here none is empty.
 count = 40
 centres = points[torch.randperm(len(points))[:count]].clone()
 path = [cost(points, centres)]

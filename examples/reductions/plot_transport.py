@@ -1,13 +1,13 @@
-r"""Transport between two clouds
-==============================
+r"""Optimal transport between two clouds
+====================================
 
-The Sinkhorn divergence says how much it costs to carry one cloud to another, at a temperature
-:math:`\varepsilon = \text{blur}^2` that ignores details below the blur. Its gradient points to
-where each point should go:
+The Sinkhorn divergence is the cost of moving one cloud of points onto another, smoothed over
+lengths below the blur, :math:`\varepsilon = \text{blur}^2`. Its gradient gives the goal
+:math:`T(x_i)` of each point:
 
 .. math:: -\frac{1}{a_i} \frac{\partial\,\text{loss}}{\partial x_i} \approx T(x_i) - x_i .
 
-So a few steps of gradient descent carry a ring to two discs.
+A few steps of gradient descent move a ring onto two discs.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ import torch
 from torchweft.reductions import SamplesLoss
 
 # %%
-# The clouds, 500 points each, all of one weight.
+# The clouds have 500 points each, of equal weights.
 torch.manual_seed(0)
 count = 500
 angle, radius = 2 * torch.pi * torch.rand(count), 0.25 * torch.rand(count).sqrt()
@@ -26,15 +26,15 @@ angle = 2 * torch.pi * torch.rand(count)
 ring = 0.5 + torch.stack([angle.cos(), angle.sin()], 1) * (0.35 + 0.1 * torch.rand(count, 1))
 
 # %%
-# Debiased, the loss of a cloud and itself is 0; the plain transport cost is not, and its minimum is
-# a cloud that is too small.
+# With ``debias`` the loss between a cloud and itself is 0. Without it the loss is not 0, and its
+# minimum is a cloud that has shrunk.
 for debias in (True, False):
     loss = SamplesLoss(blur=0.1, debias=debias)
     print(f"debias={debias}: to itself {float(loss(ring, ring)):.5f}", end=", ")
     print(f"to the target {float(loss(ring, target)):.5f}")
 
 # %%
-# Each step goes a part of the way.
+# Each step goes half of the way to the goals.
 loss = SamplesLoss(blur=0.03)
 points, losses, views = ring.clone().requires_grad_(), [], [ring]
 for step in range(8):

@@ -175,7 +175,7 @@ def draw(coords, label, predicted):
 
 def main():
     """Train, then label a room of another seed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="MinkUNet on generated rooms")
     parser.add_argument("--layers", type=int, choices=NETWORKS, default=14)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()

@@ -93,7 +93,7 @@ def draw(cloud, image):
     """Points from above, and the mean size of the image's channels."""
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     z, y, x, _ = cloud.T
     left.scatter(x, y, s=0.5, c=z, cmap="viridis")
     left.set(title="points, coloured by height", aspect="equal", xlabel="x [m]", ylabel="y [m]")
