@@ -1,7 +1,7 @@
 """Train with Lightning Fabric
 ===========================
 
-``pip install lightning 'torchweft[cpu]'``, then ``python fabric_training.py --devices 2``
+``pip install lightning torchweft``, then ``python fabric_training.py --devices 2``
 
 Fabric starts the ranks, wraps the model in DDP and distributes the scenes. The scenes of the ranks
 have different numbers of voxels; `SparseBatchNorm` counts the voxels of all ranks.

@@ -1,7 +1,7 @@
 """MACE in three lines
 ===================
 
-``pip install mace-torch 'torchweft[cpu]'``, then ``python mace_in_three_lines.py my.model``
+``pip install mace-torch torchweft``, then ``python mace_in_three_lines.py my.model``
 
 `o3.from_mace` exchanges the layers of a model of MACE for those of torchweft: the three lines are
 in `converted`. The calculator of mace-torch uses the model as before, and energies and forces keep

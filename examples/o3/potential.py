@@ -1,7 +1,7 @@
 """Train an interatomic potential, and run molecular dynamics
 ==========================================================
 
-``pip install 'torchweft[cpu,md]' matplotlib``, then ``python potential.py``
+``pip install 'torchweft[md]' matplotlib``, then ``python potential.py``
 
 An equivariant network in the manner of NequIP (Batzner et al. 2022) learns energies and forces of
 small organic molecules. Forces are gradients of its energy, so learning takes second derivatives.

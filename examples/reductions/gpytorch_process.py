@@ -1,7 +1,7 @@
 """A Gaussian process of gpytorch whose matrix is not stored
 =========================================================
 
-``pip install gpytorch matplotlib 'torchweft[cpu]'``, then ``python gpytorch_process.py 4000``
+``pip install gpytorch matplotlib torchweft``, then ``python gpytorch_process.py 4000``
 
 gpytorch trains an exact Gaussian process by conjugate gradients; with torchweft's kernel the
 products with the matrix are reductions, and memory grows as the number of points. The process with
