@@ -79,18 +79,20 @@ _MARKUP = re.compile(r"(`[^`]*`|(?<!\S)\*\w+\*)|([|*\\]|(?<=\w)_(?!\w))")
 
 
 def _plain(lines):
-    """Docstring lines as reStructuredText: signs escaped, set-off blocks shown as they stand."""
+    """Docstring lines as reStructuredText: signs escaped, code and set-off blocks as they stand."""
     text = [_MARKUP.sub(lambda m: m[1] or "\\" + m[2], line) for line in lines]
     shown = []
-    in_block = False
+    in_block = in_example = False
     for number, (raw, line) in enumerate(zip(lines, text, strict=True)):
-        begins = raw.startswith("    ") and (number == 0 or not lines[number - 1].strip())
-        if begins and not in_block:
+        first = raw.lstrip()
+        in_example = bool(first) and (in_example or first.startswith(">>>"))
+        apart = raw.startswith("    ") and (number == 0 or not lines[number - 1].strip())
+        if apart and not in_block and not first.startswith((">>>", "- ")):
             shown += ["::", ""]
             in_block = True
-        elif in_block and raw.strip() and not raw.startswith("    "):
+        elif in_block and first and not raw.startswith("    "):
             in_block = False
-        shown.append(raw if in_block else line)
+        shown.append(raw if in_block or in_example else line)
     return shown
 
 
