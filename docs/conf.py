@@ -17,7 +17,7 @@ extensions = [
     "sphinx-mathjax-offline",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "auto_tutorials/index.rst", "tutorials/GALLERY_HEADER.rst"]
 html_theme = "furo"
 html_title = "torchweft"
 html_static_path = ["style.css"]
@@ -32,8 +32,8 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
-    "gallery_dirs": "auto_examples",
+    "examples_dirs": ["../examples", "tutorials"],
+    "gallery_dirs": ["auto_examples", "auto_tutorials"],
     "filename_pattern": r"plot_",
     "abort_on_example_error": True,
     "download_all_examples": False,

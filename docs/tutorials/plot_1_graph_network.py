@@ -1,9 +1,9 @@
 """Products: a graph network, from one layer to a trained model
 ============================================================
 
-Papers cite papers, mostly of their own topic. Of 3000 papers we know noisy features, the citations,
-and the topics of 150; we want the topics of the others. On the way we build an attention layer from
-three functions of `torchweft.products`. Ten minutes to read; half a minute to run on two cores.
+Papers cite papers, mostly of their own topic. Of 3000 papers we know noisy features, the
+citations, and the topics of 150; we want the topics of the others. On the way we build an
+attention layer from three functions of `torchweft.products`. Ten minutes to read.
 """
 
 import matplotlib.pyplot as plt
@@ -37,18 +37,21 @@ src, dst = torch.cat([cited, citing, itself]), torch.cat([citing, cited, itself]
 print(f"{PAPERS} papers, {len(src)} edges")
 
 # %%
-# Topics of 150 papers are known, 300 others serve for choosing, and 2550 are held out: nothing below
-# looks at the topics of these before the last step.
+# Topics of 150 papers are known, 300 others serve for choosing, and 2550 are held out: nothing
+# below looks at the topics of these before the last step.
 order = torch.randperm(PAPERS)
 known, choosing, held_out = order[:150], order[150:450], order[450:]
 
 # %%
 # A sum over edges
 # ----------------
-# The simplest layer adds up what the neighbours have: :math:`z_d = \sum_{e \to d} w_e\, x_{src(e)}`.
+# The simplest layer adds up what the neighbours have, times a weight of the edge:
+#
+# .. math:: z_d = \sum_{e \to d} w_e\, x_{\text{src}(e)}
+#
 # `sparse_product_info` checks the edges and sorts them once, by the node they lead to.
-# `sparse_vecsca` then multiplies a row of x by the weight of an edge and sums, in one pass: there is
-# no array of edges times features.
+# `sparse_vecsca` multiplies a row of x by the weight of an edge and sums, in one pass: there is no
+# array of edges times features.
 edges = products.sparse_product_info(index1=src, index=dst, out_size=PAPERS)
 ones = torch.ones(len(src))
 sums = products.sparse_vecsca(features, ones, edges)
@@ -166,7 +169,3 @@ plt.show()
 # `explain` runs a call and says which kernel served it, and the bytes and operations that it cannot
 # avoid. On a GPU the same lines run Triton's kernels: move the model and the tensors there.
 print(explain(products.sparse_vecsca, features, ones, edges))
-
-# %%
-# Where to go on: :doc:`/families/products` has the mathematics, :doc:`/how-to/use_infos` the tables,
-# :doc:`/how-to/use_with_pyg` layers of Torch Geometric that sum in this way.

@@ -2,14 +2,13 @@ r"""o3: an equivariant potential for small molecules
 ================================================
 
 A potential gives the energy of a molecule and the force on each atom. The energy must not change
-when the molecule is turned, and the forces must turn with it. A network of `torchweft.o3` layers has
-these properties by construction, for any weights. We build one, train it on energies and forces of
-six small molecules, and test it on structures that it has not seen, and on a seventh molecule. Ten
-minutes to read; a minute or two to run on two cores.
+when the molecule is turned, and the forces must turn with it. A network of `torchweft.o3` layers
+has these properties by construction, for any weights. We build one, train it on energies and
+forces of six small molecules, and test it on structures that it has not seen, and on a seventh
+molecule. Ten minutes to read.
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from ase.build import molecule
 from ase.calculators.emt import EMT
@@ -85,8 +84,8 @@ bessel, envelope = o3.BesselBasis(CUTOFF, 8), o3.PolynomialCutoff(CUTOFF)
 print(harmonics.irreps_out)
 
 # %%
-# `1x0e+1x1o+1x2e` is one scalar, one vector and one quadrupole: the *irreps* of an edge. Features of
-# an atom have irreps as well, with several copies of each.
+# `1x0e+1x1o+1x2e` is one scalar, one vector and one quadrupole: the *irreps* of an edge. Features
+# of an atom have irreps as well, with several copies of each.
 #
 # A layer
 # -------
@@ -252,8 +251,3 @@ axis.scatter(force.flatten(), found.flatten(), s=6)
 axis.set(title=f"{UNSEEN}, never seen", xlabel="force by EMT, eV/Å", ylabel="by the model, eV/Å")
 figure.tight_layout()
 plt.show()
-
-# %%
-# Where to go on: :doc:`/families/o3` has the mathematics, :doc:`/how-to/train_a_potential` the same
-# network step by step, :doc:`/how-to/run_dynamics` molecular dynamics, and :doc:`/migrate/mace` models
-# that others have trained.

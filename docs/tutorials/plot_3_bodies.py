@@ -1,11 +1,11 @@
 r"""clifford: where charged bodies will be
 ======================================
 
-Five charged bodies attract and repel each other. From their positions and velocities now, a network
-predicts the positions one unit of time later. If the system is turned, mirrored or moved, the
-prediction must follow: layers on *multivectors* do this by construction. We look at multivectors
-first, then train a small network with the layers of CEGNN [1]_. Ten minutes to read; about a minute
-to run on two cores.
+Five charged bodies attract and repel each other. From their positions and velocities now, a
+network predicts the positions one unit of time later. If the system is turned, mirrored or moved,
+the prediction must follow: layers on *multivectors* do this by construction. We look at
+multivectors first, then train a small network with the layers of CEGNN (Ruhe, Brandstetter and
+Forré, 2023, arXiv:2305.11141). Ten minutes to read.
 """
 
 import matplotlib.pyplot as plt
@@ -46,8 +46,8 @@ print([round(x, 3) for x in clifford.extract_vector(turned, space).flatten().tol
 # Data
 # ----
 # Bodies with charges of +1 and −1 start at random. Forces fall off with the square of the distance,
-# and a force component is cut at 100. This is the n-body comparison of Satorras et al. [2]_, with
-# fewer systems.
+# and a force component is cut at 100. This is the n-body comparison of Satorras, Hoogeboom and
+# Welling (2021, arXiv:2102.09844), with fewer systems.
 BODIES = 5
 
 
@@ -136,8 +136,8 @@ print(f"largest difference {(after - before).abs().max():.1e} of {before.abs().m
 # %%
 # Training
 # --------
-# Adam on the squared error. The state that is best on the systems for choosing is kept; the held-out
-# systems are used once, below.
+# Adam on the squared error. The state that is best on the systems for choosing is kept; the
+# held-out systems are used once, below.
 STEPS, SIZE = 300, 100
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, STEPS)
@@ -199,10 +199,3 @@ axis.set_aspect("equal")
 axis.legend()
 figure.tight_layout()
 plt.show()
-
-# %%
-# Where to go on: :doc:`/families/clifford` has the products and layers,
-# :doc:`/migrate/gatr_lgatr_cegnn` loads published checkpoints.
-#
-# .. [1] D. Ruhe, J. Brandstetter, P. Forré: Clifford Group Equivariant Neural Networks, 2023.
-# .. [2] V. Satorras, E. Hoogeboom, M. Welling: E(n) Equivariant Graph Neural Networks, 2021.
