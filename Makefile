@@ -64,7 +64,7 @@ types: $(READY)  ## mypy, strict
 	$(RUN) -m mypy
 
 doctest: $(READY)  ## every >>> in the sources, the README and the docs
-	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' --ignore=docs/auto_examples --ignore=docs/_build --ignore=src/torchweft/o3/adapters/nequip_modifier.py --ignore=src/torchweft/reductions/gpytorch.py src README.md docs
+	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' --ignore-glob='docs/*.py' --ignore=docs/_build --ignore=src/torchweft/o3/adapters/nequip_modifier.py --ignore=src/torchweft/reductions/gpytorch.py src README.md docs
 
 docs: $(DOCS_READY)  ## docs/_build/html, with every example run; spelling and links
 	$(RUN) -m codespell_lib -I docs/spelling.txt $$(git ls-files '*.md' src examples)

@@ -23,7 +23,12 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "templates"]
+exclude_patterns = [
+    "_build",
+    "templates",
+    "auto_tutorials/index.rst",
+    "tutorials/GALLERY_HEADER.rst",
+]
 templates_path = ["templates"]
 html_theme = "furo"
 html_title = "torchweft"
@@ -59,8 +64,8 @@ python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
-    "gallery_dirs": "auto_examples",
+    "examples_dirs": ["../examples", "tutorials"],
+    "gallery_dirs": ["auto_examples", "auto_tutorials"],
     "subsection_order": [
         f"../examples/{family}"
         for family in ("products", "o3", "clifford", "reductions", "voxels", "distributed")
