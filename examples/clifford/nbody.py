@@ -1,5 +1,5 @@
 """CEGNN predicts where charged bodies go
-=====================================
+======================================
 
 ``python nbody.py``, or ``python nbody.py --steps 200 --systems 500`` on a CPU
 

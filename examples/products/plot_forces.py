@@ -1,5 +1,5 @@
 r"""A tensor product given by a table, trained on forces
-===================================================
+====================================================
 
 A product of representations is a short table of terms,
 

@@ -1,5 +1,5 @@
 r"""Kernel ridge regression by conjugate gradients
-=============================================
+==============================================
 
 Values :math:`b_i` are measured at points :math:`x_i`, with noise. Kernel ridge regression solves a
 linear system whose matrix is a kernel of the points,
