@@ -53,7 +53,6 @@ def test_the_example_runs(capsys):
     assert abs(found["after"] - found["before"]) < atoms.get_kinetic_energy() / 10
 
 
-
 def test_the_example_can_be_copied():
     """At most 70 lines of code."""
     text = (EXAMPLES / "mace_potential.py").read_text("utf-8").rpartition('"""\n\n# sphinx')[2]
