@@ -56,7 +56,7 @@ class Bodies(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.network = clifford.GATr(2, 1, 8, 1, 0, 16, blocks=3, heads=4)
+        self.network = clifford.GATr(2, 1, 8, 1, 0, 16, blocks=2, heads=4)
 
     def forward(self, mass, x, v):
         """Masses (S, n, 1), positions and velocities (S, n, 3)."""
@@ -91,7 +91,7 @@ def error(network, data):
     return (network(mass, x, v) - x_end).square().sum(-1).mean().sqrt()
 
 
-def fit(network, steps=120, batch=50):
+def fit(network, steps=100, batch=50):
     """The error on the held-out systems, every ten steps."""
     optimizer = torch.optim.Adam(network.parameters(), lr=4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps)
@@ -123,7 +123,7 @@ for name, (straight, when_turned) in after.items():
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
 for name, values in curves.items():
-    left.plot(range(10, 121, 10), values, label=name)
+    left.plot(range(10, 101, 10), values, label=name)
 left.set(title="error on held-out systems", xlabel="step", ylim=(0, None))
 left.legend()
 for place, values in enumerate(after.values()):

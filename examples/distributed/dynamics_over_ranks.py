@@ -1,5 +1,5 @@
 """Molecular dynamics over several GPUs
-=====================================
+====================================
 
 ``torchrun --nproc-per-node 2 examples/distributed/dynamics_over_ranks.py``
 

@@ -1,5 +1,5 @@
 """Train over several GPUs
-========================
+=======================
 
 ``torchrun --standalone --nproc-per-node 2 examples/distributed/several_gpus.py``
 

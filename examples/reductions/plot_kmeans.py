@@ -1,5 +1,5 @@
 r"""K-means without a matrix of distances
-======================================
+=====================================
 
 A lazy tensor is a formula of points :math:`x_i` and :math:`y_j`; nothing is computed before it is
 reduced, and the matrix of all pairs never exists. K-means is one such reduction,
