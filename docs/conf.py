@@ -39,10 +39,8 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 # Pages link to their sources where pyproject.toml names the repository.
-_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
-    "project"
-]
-if _REPOSITORY := _PROJECT.get("urls", {}).get("Repository"):
+_SETTINGS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+if _REPOSITORY := _SETTINGS["project"].get("urls", {}).get("Repository"):
     html_theme_options = {
         "source_repository": _REPOSITORY,
         "source_branch": "main",
