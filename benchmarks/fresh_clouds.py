@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
-from examples.minkunet import MinkUNet
+from examples.voxels.plot_minkunet import MinkUNet
 from torchweft.voxels import SparseTensor, prepare
 from torchweft.voxels.maps.gpu.tiles import Flags
 

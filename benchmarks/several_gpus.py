@@ -40,7 +40,7 @@ from benchmarks.workloads.potential import (
     structures_of,
 )
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
-from examples.minkunet import MinkUNet
+from examples.voxels.plot_minkunet import MinkUNet
 from torchweft import o3
 from torchweft.core.collectives import largest, total, world
 from torchweft.distributed import all_pairs, potential, shard, shard_voxels

@@ -53,7 +53,7 @@ HEADLINES = {
     },
     "clifford": {
         "op-sgp-cl30-fp32-B4096-F512": "geometric product layer, Cl(3,0)",
-        "op-fc-cl30-fp32-B4096-F512": "the same, fully connected",
+        "op-fc-cl30-fp32-B4096-F512": "fully connected product, Cl(3,0)",
     },
     "networks": {
         "GATr 4x1000 fp32 training": "GATr training step, 4 × 1000 items",
@@ -76,44 +76,61 @@ HEADLINE_PICTURE = f"{PICTURE}headlines.svg"
 _HEAD = """# Performance
 
 Generated from the rows in `benchmarks/results` by `make bench`; every number is one of them.
+"""
 
-- Milliseconds are medians; torchweft's have the 20th and 80th percentile in brackets.
-  Candidates take turns, on random data, after their results were checked against the float64
-  oracle: *error* is the worst error of torchweft over its computed bound, and must be below 1. A
-  result of ours past its bound has no time; a peer's time then stands beside its error, and beside
-  the share of its elements that are right ("3.2, error 57, 15 % right").
-- A cell with two times, as in 0.43 / 0.51, has the GPU's time and wall time. The first is without
-  waiting for the processor: of calls behind a full queue, of a CUDA graph, or of kernels by the
-  profiler, as `protocol` in the row says. The second is what a program waits for each of many calls
-  back to back. Rows without a wall time are of an earlier timer: where the processor was slower,
-  their GPU time holds its time.
-- *lead* is the time of the fastest peer whose result is right over ours, GPU time by GPU time and
-  wall time by wall time; peers past their bound do not count. A line without one has no right peer.
-- *floor* is the least time that the bytes (inputs read once, outputs written once) or the
-  operations allow on this machine; *of floor* is floor over time. Operations are counted for
-  each derivative by itself: one kernel that shares them between derivatives may need fewer.
-- On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
-  graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
-- *potential*: whole models of MACE, *networks*: of GATr and L-GATr; *kernels* is how many a call
-  runs. *captured* is a CUDA graph of a call, by `torchweft.capture`, of ours and of theirs, eager
-  or *compiled*; eager calls are compared with eager calls. Errors of GATr's and L-GATr's own
-  networks are held against those of their layers in plain torch.
-- *second* is the gradient of the gradients alone, with a retained graph.
-- *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
-  and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
-  too, some 1.6 s, and a call before that autograd did not record.
+_SUMMARY = f"""![Leads of a few cases](images/{HEADLINE_PICTURE})
+
+*The time of the fastest other library whose result is right, over that of torchweft; GPU time, and
+wall time where it was measured. Bars left of 1 are where torchweft is slower.*
+"""
+
+_HOW_TO_READ = """## How to read the tables
+
+- Times are in milliseconds, medians; those of torchweft have the 20th and 80th percentile in
+  brackets.
+- A cell with two times, as in 0.43 / 0.51, has *GPU time* and *wall time*. GPU time does not wait
+  for the CPU. Wall time is what a program waits for each of many calls in a row.
+- *lead*: the time of the fastest other library whose result is right, over that of torchweft. An
+  empty cell: no other library is right, or none was measured.
+- *error*: the largest error of torchweft over its computed bound; it must be below 1. A time of
+  another library that is past its bound has the error beside it, and the share of its elements
+  that are right: "3.2, error 57, 15 % right".
+- *floor*: the least time that the bytes (inputs read once, outputs written once) or the operations
+  allow on this machine; *of floor* is floor over time. Operations are counted for each derivative
+  by itself: one kernel that computes several derivatives may need fewer.
+- *host*: the time until the call returns. *kernels*: how many a call runs.
+- *second*: the gradient of the gradients alone, with a retained graph.
+- *captured*: a CUDA graph of a call, by `torchweft.capture`, of torchweft and of the others. Eager
+  calls are compared with eager calls.
+
+## How it was measured
+
+- Candidates take turns, on random data, after their results were compared with the float64 oracle.
+  A result of torchweft past its bound has no time.
+- On a GPU the L2 cache is cleared before each call; rows hold warm times too. Calls under 0.1 ms
+  are replayed as CUDA graphs. GPU time is of calls behind a full queue, of a CUDA graph, or of
+  kernels by the profiler, as `protocol` in the row says.
+- Rows without a wall time are of an earlier timer: where the CPU was slower, their GPU time
+  includes its time.
+- Suite *potential*: whole models of MACE. Suite *networks*: GATr and L-GATr; errors of the originals
+  are held against those of their layers in plain torch. Suite *o3*: graphs are built before the
+  timing, for many calls (`reused=True`), as those of the others. Suite *radial_linear* compares torchweft with other
+  ways to compute the same in torchweft, and suite *sizes* varies the sizes.
+- Suite *first_calls*: single calls in fresh processes (`benchmarks/first_calls.py`), with empty
+  caches and with code from disk. Those of gradients at commit 5f28c42 include torch's own import
+  of sympy, some 1.6 s, and a call before that autograd did not record.
 - Commits 55350d8, 62dfdb3 and 9708cd5 came into the history together, as f3f9566.
-- Graphs of *o3* are made before, for many calls (`reused=True`), as those of the peers.
 """
 
 
 def performance_page(folder: Path) -> str:
-    """docs/performance.md from a folder of results, one section a machine."""
+    """docs/performance.md from a folder of results: a summary, then a section for each machine."""
     rows = _rows(folder)
+    if not rows:
+        return f"{_HEAD}\nNo rows yet.\n"
     sections = [_machine_section(gpu, rows) for gpu in dict.fromkeys(row.gpu for row in rows)]
-    if not sections:
-        return _HEAD + "\nNo rows yet.\n"
-    return "\n".join([_HEAD, *sections, programs_section(folder)])
+    summary = [_SUMMARY, *_headline_tables(rows)] if _headline_leads(_on_gpus(rows)) else []
+    return "\n".join([_HEAD, *summary, _HOW_TO_READ, *sections, programs_section(folder)])
 
 
 class Lead(NamedTuple):
@@ -133,19 +150,14 @@ def pictures(folder: Path) -> dict[str, str]:
     for gpu, suite in dict.fromkeys((row.gpu, row.suite) for row in rows):
         if leads := _leads([row for row in rows if (row.gpu, row.suite) == (gpu, suite)]):
             found[_picture_name(gpu, suite)] = picture(leads)
-    if leads := _headline_leads([row for row in rows if row.driver != "none"]):
+    if leads := _headline_leads(_on_gpus(rows)):
         found[HEADLINE_PICTURE] = picture(leads)
     return found
 
 
 def readme_with_table(readme: str, folder: Path) -> str:
     """The README with a few cases of every family between its markers."""
-    rows = [row for row in _rows(folder) if row.l2 == _state(row)]
-    tables = {
-        "On GPUs": _headlines([row for row in rows if row.driver != "none"]),
-        "On processors": _headlines([row for row in rows if row.driver == "none"]),
-    }
-    parts = [f"{name}, milliseconds:\n\n{table}" for name, table in tables.items() if table]
+    parts = _headline_tables(_rows(folder))
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     body = "\n".join(parts) if parts else "Not measured yet.\n"
@@ -181,10 +193,22 @@ def _rows(folder: Path) -> list[Row]:
     return [row for path in sorted(folder.glob("*/*.jsonl"), reverse=True) for row in read(path)]
 
 
+def _on_gpus(rows: Sequence[Row]) -> list[Row]:
+    """Rows of GPUs, in the state of the cache that tables show."""
+    return [row for row in rows if row.driver != "none" and row.l2 == _state(row)]
+
+
+def _headline_tables(rows: Sequence[Row]) -> list[str]:
+    """A few cases of every family, on GPUs and on processors."""
+    on_processors = [row for row in rows if row.driver == "none" and row.l2 == _state(row)]
+    tables = {"On GPUs": _headlines(_on_gpus(rows)), "On processors": _headlines(on_processors)}
+    return [f"{name}, milliseconds:\n\n{table}" for name, table in tables.items() if table]
+
+
 def _machine_section(gpu: str, rows: Sequence[Row]) -> str:
     lines = [f"## {gpu}\n"]
     shown = [row for row in rows if row.gpu == gpu and row.l2 == _state(row)]
-    for suite in dict.fromkeys(row.suite for row in shown):
+    for suite in sorted({row.suite for row in shown}, key=_place):
         chosen = [row for row in shown if row.suite == suite]
         stamps = sorted(
             {
@@ -194,8 +218,16 @@ def _machine_section(gpu: str, rows: Sequence[Row]) -> str:
         )
         shown_leads = [f"![Leads of suite {suite}](images/{_picture_name(gpu, suite)})\n"]
         lines += [f"### Suite {suite}\n", *(shown_leads if _leads(chosen) else [])]
-        lines += [_table(chosen), "; ".join(stamps) + ".\n"]
+        count = sum(row.peer == "torchweft" for row in chosen)
+        lines += [f"<details><summary>All {count} lines</summary>\n", _table(chosen)]
+        lines += ["; ".join(stamps) + ".\n", "</details>\n"]
     return "\n".join(lines)
+
+
+def _place(suite: str) -> tuple[int, str]:
+    """Suites of the README first, in its order."""
+    order = list(HEADLINES)
+    return (order.index(suite) if suite in order else len(order), suite)
 
 
 def _state(row: Row) -> str:

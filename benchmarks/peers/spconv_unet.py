@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from examples.minkunet import MinkUNet, ResidualBlock
+from examples.voxels.plot_minkunet import MinkUNet, ResidualBlock
 from torchweft.voxels import SparseBatchNorm, SparseSequential
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 

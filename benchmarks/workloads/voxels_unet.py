@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from benchmarks.harness.case import Case, Workload
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.recipes import NAMES, Random
-from examples.minkunet import MinkUNet
+from examples.voxels.plot_minkunet import MinkUNet
 from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution

@@ -1,4 +1,4 @@
-"""examples/fabric_training.py on two processes of Lightning Fabric."""
+"""examples/distributed/fabric_training.py on two processes of Lightning Fabric."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("lightning.fabric")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric_training.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/distributed/fabric_training.py"
 
 
 def test_training_on_two_ranks():

@@ -10,7 +10,6 @@ import io
 import math
 import pickle
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ empty = functools.partial(clouds.empty, device=DEVICE)
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TURNED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 UNEVEN = [3, 2, 1, 2]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples/voxels"
 
 
 def layer(kind, dim, *args, **options):
@@ -312,20 +311,9 @@ def test_errors_of_calls():
         nn.SparseConv3d(3, 6, 3, 2, indice_key="down").to(DEVICE)(tensor)
 
 
-def run_example(name, *arguments):
-    """Its names after it ran as a program."""
-    before, sys.argv = sys.argv, [name, *arguments]
-    try:
-        return runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    finally:
-        sys.argv = before
-
-
-def test_minkunet_learns(capsys):
-    names = run_example("minkunet.py", "--steps", "6")
-    lines = capsys.readouterr().out.splitlines()
-    losses = [float(line.split()[3]) for line in lines if line.startswith("step")]
-    assert len(losses) == 6
+def test_minkunet_learns():
+    names = runpy.run_path(str(EXAMPLES / "plot_minkunet.py"))
+    _, losses = names["train"](layers=14, steps=6)
     assert losses[-1] < losses[0] / 2
     convolutions = [
         m for m in names["MinkUNet"](4, 3, 42).modules() if isinstance(m, nn.SparseConvolution)
@@ -333,9 +321,11 @@ def test_minkunet_learns(capsys):
     assert sum(math.prod(c.kernel_size) > 1 for c in convolutions) == 42
 
 
-def test_second_is_its_dense_network(capsys):
-    names = run_example("second.py", "--clouds", "1")
-    assert "picture (1, 256, 32, 32)" in capsys.readouterr().out
+def test_second_is_its_dense_network():
+    names = runpy.run_path(str(EXAMPLES / "plot_second.py"))
+    encoder = names["MiddleEncoder"](4)
+    tensor = names["voxels"]([names["street"](torch.Generator().manual_seed(0))])
+    assert encoder(tensor).shape == (1, 256, 32, 32)
     torch.manual_seed(2)
     encoder = names["MiddleEncoder"](4).to(DEVICE, torch.float64).eval()
     coords = (torch.rand(2, 41, 16, 16, device=DEVICE) < 0.1).nonzero()

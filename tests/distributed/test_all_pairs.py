@@ -439,7 +439,7 @@ def test_one_rank_is_the_whole():
 
 
 def test_the_example_regresses_below_its_noise():
-    script = Path(__file__).parents[2] / "examples/ridge_over_ranks.py"
+    script = Path(__file__).parents[2] / "examples/distributed/ridge_over_ranks.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ran = subprocess.run(
         [*launch, script, "300", "60"],

@@ -120,7 +120,7 @@ def test_an_energy_of_more_elements_is_told_on_all():
 
 
 def test_the_example_runs_under_torchrun():
-    script = Path(__file__).parents[2] / "examples" / "dynamics_over_ranks.py"
+    script = Path(__file__).parents[2] / "examples/distributed/dynamics_over_ranks.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, script, "--side", "4", "--steps", "20"], capture_output=True, check=True

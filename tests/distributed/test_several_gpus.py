@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.distributed.test_faults import torchrun
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "several_gpus.py"
+PROGRAM = Path(__file__).parents[2] / "examples/distributed/several_gpus.py"
 
 
 def test_the_page_runs_on_two_ranks(tmp_path):

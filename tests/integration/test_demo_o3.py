@@ -1,14 +1,12 @@
-"""The chapter of o3 and `examples/potential.py`: pairs, forces, learning, dynamics.
+"""The chapter of o3: pairs, forces, learning.
 
 Seen red with: pairs of atoms of other molecules, no `create_graph` for the forces, forces of the
-other sign, forces 1 % too large in the calculator, a plain layer whose messages are unsorted,
-weights that depend on the direction of an edge.
+other sign, a plain layer whose messages are unsorted, weights that depend on the direction of an
+edge.
 """
 
-import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from ase.build import molecule
@@ -60,15 +58,6 @@ def trained(data):
     torch.manual_seed(0)
     network = new_potential(data.train, SMALL, torch.float32)
     return fit(network, data.train.to(CPU, torch.float32), seed=0, steps=80), network
-
-
-@pytest.fixture(scope="module")
-def example():
-    path = Path(__file__).parents[2] / "examples" / "potential.py"
-    found = importlib.util.spec_from_file_location("potential_example", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def test_pairs_are_those_of_a_molecule_within_the_cutoff(data):
@@ -160,27 +149,6 @@ def test_learning_repeats_and_forces_get_better(data, trained):
     energy, force = energies_and_forces(network, test)
     nothing = errors(energy, torch.zeros_like(force), test)
     assert errors(energy, force, test).force < nothing.force / 1.5
-
-
-def test_dynamics_conserve_energy(trained, example):
-    """Half a step, a quarter of the swing: so it is where forces are the slopes of an energy."""
-    swings = []
-    for step, count in ((0.4, 200), (0.2, 400)):
-        rows = example.dynamics(trained[1], "H2CO", kelvin=50, femtoseconds=step, steps=count)
-        total = rows[:: count // 200, 1:].sum(1)  # at the same times
-        swings.append(np.ptp(total))
-    assert 3 < swings[0] / swings[1] < 5
-    assert swings[1] < 0.1 * np.ptp(rows[:, 2])
-
-
-def test_the_calculator_is_the_model(data, model, example):
-    atoms = molecule("CH3OH")
-    atoms.calc = example.PotentialCalculator(model)
-    energy = atoms.get_potential_energy()
-    (one,) = (molecules.labelled([atoms], "EMT"),)
-    exact, force = energies_and_forces(model, one)
-    assert energy == float(exact)
-    assert atoms.get_forces().tolist() == force.tolist()
 
 
 def test_the_chapter_is_written(data, monkeypatch):
