@@ -20,7 +20,7 @@ demo: $(READY)  ## the main job: torchweft-demo/index.html
 	$(RUN) -m torchweft demo
 
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
-test slow mutants: export OMP_NUM_THREADS = 1
+test slow mutants docs: export OMP_NUM_THREADS = 1
 # What numba and inductor compiled is kept for as long as the sources stay as they are; Triton looks
 # at the text of a kernel and of all that it calls.
 CODE_CACHE ?= $(CURDIR)/.cache

@@ -71,6 +71,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"plot_",
     "abort_on_example_error": True,
     "download_all_examples": False,
+    "remove_config_comments": True,
     "show_memory": False,
     "min_reported_time": 1,
     "plot_gallery": True,

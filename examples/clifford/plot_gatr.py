@@ -5,8 +5,8 @@ GATr is a transformer whose features are multivectors of projective geometric al
 planes, directions and motions of space (Brehmer et al. 2023). It is equivariant: turn, mirror and
 shift the inputs, and the outputs are turned, mirrored and shifted.
 
-Here it learns where bodies go that attract each other, from few examples. A transformer on plain
-coordinates learns the same task, and both are then tested on systems that are turned and shifted.
+Here it learns the motion of bodies that attract each other, from 500 systems. A transformer on
+coordinates learns the same task, and both are tested on systems that are turned and shifted.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from torch import nn
 from torchweft import clifford
 
 # %%
-# Systems of four bodies: a heavy one at rest and three light ones around it. Each is simulated for
+# Systems of four bodies: a heavy one at rest and three light ones around it, simulated for
 # a time of 1.
 torch.manual_seed(0)
 
@@ -42,7 +42,7 @@ def systems(count, bodies=4, steps=200):
 
 
 def moved(mass, x, v, x_end):
-    """The systems, turned about a random axis and shifted."""
+    """The systems after a random rotation or reflection, and a shift."""
     turn = torch.linalg.qr(torch.randn(3, 3)).Q
     shift = torch.tensor([0.5, -0.5, 0.5])
     return mass, x @ turn.T + shift, v @ turn.T, x_end @ turn.T + shift

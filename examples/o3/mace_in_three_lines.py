@@ -3,10 +3,18 @@
 
 ``pip install mace-torch torchweft``, then ``python mace_in_three_lines.py my.model``
 
-`o3.from_mace` exchanges the layers of a model of MACE for those of torchweft: the three lines are
-in `converted`. The calculator of mace-torch uses the model as before, and energies and forces keep
-their values. This program stretches a bond of ethanol with both models and times a step of
-molecular dynamics. Without a file, a small model that is not trained takes the place of yours.
+`o3.from_mace` replaces the layers of a MACE model by torchweft's. The calculator of mace-torch uses
+the model as before, and energies and forces keep their values:
+
+.. code-block:: python
+
+   from torchweft import o3
+
+   calculator = MACECalculator(model_paths="my.model", device="cuda")
+   calculator.models = [o3.from_mace(model) for model in calculator.models]
+
+This program stretches a bond of ethanol with both models, and times a step of molecular dynamics.
+Without a file it writes and takes a small model that is not trained.
 
 .. image:: /images/examples/mace_in_three_lines.png
    :alt: energies and forces along a bond, the same for both models
