@@ -19,7 +19,7 @@ plt.rcParams.update({"figure.figsize": (5, 4.2), "font.size": 12})
 # %%
 # Data
 # ----
-# Both teams walked along the same three paths, with gaps and noise.
+# Both teams walked along the same three paths, and positions have noise.
 
 
 def survey(count):
