@@ -12,8 +12,8 @@ from torch import nn
 
 from torchweft import explain, products
 
-plt.rcParams.update({"figure.figsize": (5, 3.6), "font.size": 12})
 torch.manual_seed(0)
+plt.rcParams.update({"figure.figsize": (5, 3.6), "font.size": 12})
 
 # %%
 # Data

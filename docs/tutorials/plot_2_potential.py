@@ -16,8 +16,8 @@ from torch import nn
 
 from torchweft import o3
 
-plt.rcParams.update({"figure.figsize": (5, 3.8), "font.size": 12})
 torch.manual_seed(0)
+plt.rcParams.update({"figure.figsize": (5, 3.8), "font.size": 12})
 
 # %%
 # Data
@@ -70,7 +70,8 @@ counts = torch.zeros(len(train_rows), len(ELEMENTS))
 counts.index_put_((owner, element), torch.ones(len(element)), accumulate=True)
 atomic = torch.linalg.lstsq(counts, energy[:, None]).solution.flatten()
 scale = force.square().mean().sqrt()  # eV/Å, the size of the forces
-print(dict(zip(ELEMENTS, atomic.tolist(), strict=True)), f"force scale {scale:.2f} eV/Å")
+print({e: round(a, 2) for e, a in zip(ELEMENTS, atomic.tolist(), strict=True)})
+print(f"size of the forces {scale:.2f} eV/Å")
 
 # %%
 # Edges
@@ -216,7 +217,8 @@ for _ in range(EPOCHS):
 # %%
 # How good is it?
 # ---------------
-# Beside each error stands that of the constant guess: the atomic energies, and no force.
+# Errors of energies in meV for each atom, and of forces in meV/Å; below each stands that of the
+# constant guess: the atomic energies, and no force.
 
 
 def constant(data):
@@ -227,10 +229,10 @@ def constant(data):
     return 1000 * of_energy, 1000 * force.abs().mean().item()
 
 
-print("                              energy, meV/atom   forces, meV/Å")
-for name, data in (("held-out structures", held_out), (f"{UNSEEN}, never seen", unseen)):
-    for who, (of_energy, of_force) in (("", errors(data)), (" constant guess", constant(data))):
-        print(f"{who or name:28s} {of_energy:17.1f} {of_force:15.0f}")
+print("              energy  forces")
+for name, data in (("held-out", held_out), (UNSEEN, unseen)):
+    for who, (of_energy, of_force) in ((name, errors(data)), ("  constant", constant(data))):
+        print(f"{who:12s} {of_energy:7.1f} {of_force:7.0f}")
 
 # %%
 figure, axis = plt.subplots()

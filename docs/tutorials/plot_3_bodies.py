@@ -14,8 +14,8 @@ from torch import nn
 
 from torchweft import clifford
 
-plt.rcParams.update({"figure.figsize": (5, 3.8), "font.size": 12})
 torch.manual_seed(0)
+plt.rcParams.update({"figure.figsize": (5, 3.8), "font.size": 12})
 
 # %%
 # Multivectors
@@ -74,7 +74,7 @@ def simulate(systems, step=0.002):
 
 
 train, choosing, held_out = (simulate(systems) for systems in (2000, 200, 500))
-print([tuple(x.shape) for x in held_out])
+print(f"{len(train[0])} systems to train on, {len(held_out[0])} held out")
 
 # %%
 # A network
@@ -162,18 +162,18 @@ for step in range(STEPS):
             curve.append((step + 1, error(model(*choosing[:-1]), choosing)))
         if curve[-1][1] == min(value for _, value in curve):
             best = {name: value.clone() for name, value in model.state_dict().items()}
-model.load_state_dict(best)
 
 # %%
 # How good is it?
 # ---------------
-# On the held-out systems, beside two guesses: bodies that stay where they are, and bodies that go
-# straight on.
+# The error of a coordinate on the held-out systems, beside two guesses: bodies that stay where they
+# are, and bodies that go straight on.
+model.load_state_dict(best)
 with torch.no_grad():
     predicted = model(*held_out[:-1])
 guesses = {"stays": position, "straight on": position + velocity, "network": predicted}
 for name, guess in guesses.items():
-    print(f"{name:12s} error of a coordinate {error(guess, held_out):.3f}")
+    print(f"{name:12s} {error(guess, held_out):.3f}")
 
 figure, axis = plt.subplots()
 axis.plot(*zip(*curve, strict=True), "o-", markersize=3, label="network, choosing")
@@ -186,14 +186,15 @@ figure.tight_layout()
 # %%
 # One system from above: where the bodies are, where they will be, and the prediction. Squares are
 # positive, circles negative.
-shown = int((held_out[-1] - position).norm(dim=-1).amax(1).argsort()[len(position) // 2])
+shown = int((charge.sum(1).abs() == 1).nonzero()[0])  # charges of both signs
 figure, axis = plt.subplots(figsize=(5, 4.6))
 for body in range(BODIES):
     marker = "s" if charge[shown, body] > 0 else "o"
     places = [x[shown, body, :2] for x in (position, held_out[-1], predicted)]
     colours = ("silver", "black", "C1")
     for place, colour, label in zip(places, colours, ("now", "later", "predicted"), strict=True):
-        axis.scatter(*place, color=colour, marker=marker, label=label if body == 0 else None)
+        shown_once = label if body == 0 else None
+        axis.scatter(*place, s=60, color=colour, marker=marker, label=shown_once)
     axis.plot(*torch.stack(places[:2]).T, color="silver", zorder=0)
 axis.set_aspect("equal")
 axis.legend()

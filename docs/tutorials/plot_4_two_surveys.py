@@ -13,13 +13,13 @@ import torch
 
 from torchweft.reductions import LazyTensor, SamplesLoss
 
-plt.rcParams.update({"figure.figsize": (5, 4.2), "font.size": 12})
 torch.manual_seed(0)
+plt.rcParams.update({"figure.figsize": (5, 4.2), "font.size": 12})
 
 # %%
 # Data
 # ----
-# Both teams walked along the same three paths, with gaps and noise.
+# Both teams walked along the same three paths, and positions have noise.
 
 
 def survey(count):
@@ -143,7 +143,7 @@ for _ in range(100):
     curve.append(value.item())
 aligned = moved(second, angle, shift).detach()
 print(f"turned back by {-angle.item() * 57.3:.1f}°, of 40.1°")
-print(f"mean distance to the true position {(aligned - true_points).norm(dim=1).mean():.3f}")
+print(f"mean distance to the truth {(aligned - true_points).norm(dim=1).mean():.3f}")
 
 # %%
 figure, axes = plt.subplots(2, 1, figsize=(5, 7), sharex=True, sharey=True)

@@ -12,8 +12,8 @@ from torch import nn
 
 from torchweft import voxels
 
-plt.rcParams.update({"figure.figsize": (5, 4.2), "font.size": 12})
 torch.manual_seed(0)
+plt.rcParams.update({"figure.figsize": (5, 4.2), "font.size": 12})
 
 # %%
 # Data
@@ -68,7 +68,8 @@ def scene():
 
 
 train, held_out = [scene() for _ in range(32)], [scene() for _ in range(8)]
-print(f"{len(train)} scenes to train on, {len(held_out)} held out, {len(train[0][0])} points each")
+print(f"{len(train)} scenes to train on, {len(held_out)} held out")
+print(f"{len(train[0][0])} points each")
 
 # %%
 # From points to voxels
@@ -187,10 +188,10 @@ def unions(found):
 
 guess = torch.zeros_like(label)
 right, frequent = ((x == label).float().mean() for x in (found, guess))
-print("                 network  constant guess")
-print(f"points right     {right:7.3f} {frequent:15.3f}")
+print("             network  guess")
+print(f"points right {right:7.3f} {frequent:6.3f}")
 for name, ours, constant in zip(CLASSES, unions(found), unions(guess), strict=True):
-    print(f"{name:16s} {ours:7.3f} {constant:15.3f}")
+    print(f"{name:12s} {ours:7.3f} {constant:6.3f}")
 
 # %%
 figure, axis = plt.subplots()
@@ -213,7 +214,7 @@ for axis, rows in zip(axes, ([0, 1], [0, 2]), strict=True):
     axis.set_aspect("equal")
 for name, colour in zip(CLASSES, colours, strict=True):
     axes[0].scatter([], [], color=colour.tolist(), label=name)
-axes[0].legend(loc="upper right", fontsize=10)
+axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 axes[0].set(ylabel="y, m")
 axes[1].set(xlabel="x, m", ylabel="height, m")
 figure.tight_layout()
