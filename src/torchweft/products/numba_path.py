@@ -70,7 +70,7 @@ def product_numba(
     pieces = table.num_rows if table.slices is None else table.slices.num_pieces
     parts = min(size, -(-ENOUGH_ROWS // max(pieces, 1))) if summed else size
     out = torch.empty(parts, pieces, width, dtype=wide)
-    if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries):
+    if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries, pieces):
         out.zero_()
     else:
         work = size * table.num_entries * max(x.shape[2], y.shape[2])
