@@ -211,6 +211,19 @@ def _rms_norm(name: str, algebra: Algebra, norm: str, eps: str) -> Program:
     return Program(name, (x,), _result(algebra, components))
 
 
+def _layer_norm(name: str, algebra: Algebra, eps: str, gains: str = "") -> Program:
+    """z = x / √max(eps, mean over the features of Σ_g |⟨x̃_g x_g⟩₀|), times w[g]."""
+    x, w = Operand("x", algebra.num_blades, ROWS), Operand("w", algebra.n + 1, FEATURES)
+    size = add(*(apply("abs", square) for square in _of_grades(x.leaves(), algebra)))
+    mean = apply("reciprocal", count("feature")) * total(size, FEATURES)
+    least = const(float.fromhex(eps))
+    larger = const(0.5) * (mean + least + apply("abs", mean - least))
+    scale = apply("rsqrt", larger)
+    factors = [gain * scale for gain in w.leaves()] if gains else (algebra.n + 1) * [scale]
+    z = tuple(factors[g] * e for g, e in zip(algebra.grades, x.leaves(), strict=True))
+    return Program(name, (x, w) if gains else (x,), _result(algebra, z))
+
+
 def _chain(name: str, algebra: Algebra, *ending: str) -> Program:
     """GELU of x and y, weighted product, norm."""
     operands = _operands(algebra, weighted=True)
@@ -314,6 +327,7 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "layer": _layer,
     "gelu": _gelu,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "magnitude": _magnitude,
     "turned": _turned,
 }
