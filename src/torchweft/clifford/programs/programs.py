@@ -224,6 +224,33 @@ def _layer_norm(name: str, algebra: Algebra, eps: str, gains: str = "") -> Progr
     return Program(name, (x, w) if gains else (x,), _result(algebra, z))
 
 
+def _attention(name: str, algebra: Algebra, side: str, eps: str) -> Program:
+    """Features whose products, summed, are ⟨q̃k⟩₀ − d²: of "queries" or "keys".
+
+    With one null vector, p ↦ p p₀/(p₀² + eps) are points and φ(q)·ψ(k) = −Σ (q_i k₀ − q₀ k_i)²,
+    φ(q) = (Σ q_i², q₀², q₀q_i), ψ(k) = (−k₀², −Σ k_i², 2k₀k_i).
+    """
+    x = Operand("x", algebra.num_blades, ROWS)
+    of_points = algebra.of_grade[algebra.n - 1] if algebra.metric.count(0) == 1 else ()
+    found = [
+        const(square if side == "queries" else 1) * e
+        for j, (square, e) in enumerate(zip(algebra.squares, x.leaves(), strict=True))
+        if square and j not in of_points
+    ]
+    if of_points:
+        (body,) = (j for j in of_points if algebra.squares[j])
+        weight = x.leaves()[body]
+        scale = weight * apply("reciprocal", weight * weight + const(float.fromhex(eps)))
+        point = [scale * x.leaves()[j] for j in of_points if j != body]
+        own = scale * weight
+        squares = add(*(e * e for e in point))
+        if side == "queries":
+            found += [squares, own * own, *(own * e for e in point)]
+        else:
+            found += [-(own * own), -squares, *(const(2) * own * e for e in point)]
+    return Program(name, (x,), (Output(Operand("z", len(found), ROWS), tuple(found)),))
+
+
 def _chain(name: str, algebra: Algebra, *ending: str) -> Program:
     """GELU of x and y, weighted product, norm."""
     operands = _operands(algebra, weighted=True)
@@ -328,6 +355,7 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "gelu": _gelu,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
+    "attention": _attention,
     "magnitude": _magnitude,
     "turned": _turned,
 }
