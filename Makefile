@@ -86,7 +86,7 @@ help:  ## this list
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(RUN) -m pip install -q -e '.[cpu,demo,dev,md]'
+	$(RUN) -m pip install -q -e '.[demo,dev,md]'
 	touch $@
 
 .venv/.docs-ready: .venv/.ready

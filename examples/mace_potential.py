@@ -1,7 +1,7 @@
 """MACE with torchweft: converted, recorded, trained, and run in molecular dynamics
 ================================================================================
 
-``pip install mace-torch 'torchweft[cpu,md]'``, then ``python examples/mace_potential.py``
+``pip install mace-torch 'torchweft[md]'``, then ``python examples/mace_potential.py``
 
 A model of MACE learns energies and forces of shaken ethanol (by ASE's EMT, which needs nothing
 installed). Its layers are torchweft's after one line, and on a GPU each training step is one replay

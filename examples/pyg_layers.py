@@ -1,7 +1,7 @@
 """Torch Geometric with torchweft: its layers, with sums that are repeatable and store no messages
 ===============================================================================================
 
-``pip install torch-geometric 'torchweft[cpu]'``, then ``python examples/pyg_layers.py``
+``pip install torch-geometric torchweft``, then ``python examples/pyg_layers.py``
 
 `SegmentAggregation` goes into any layer of Torch Geometric, as its ``aggr=``.  `FusedGCNConv` and
 `FusedGATConv` are that library's layers with another `propagate`: one call of a product gathers the

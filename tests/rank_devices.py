@@ -55,10 +55,12 @@ class OnDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in DRAWS:
-            drawn = torch.empty_like(args[0], device="cpu")
-            func(drawn, *args[1:], **kwargs)
-            return args[0].copy_(drawn)
+        if func in DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
+            tensor, *rest = args or (kwargs.pop("tensor"),)
+            drawn = torch.empty_like(tensor, device="cpu")
+            func(drawn, *rest, **kwargs)
+            with torch.no_grad():
+                return tensor.copy_(drawn)
         if func not in _device_constructors() or kwargs.get("device") is not None:
             return func(*args, **kwargs)
         if isinstance(next(iter(args), None), Tensor) or not _called_by_a_test():

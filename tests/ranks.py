@@ -8,7 +8,8 @@ that a test broke, or that gave no answer in time, is ended and started anew for
 
 Ranks are four processes with gloo.  With TORCHWEFT_TEST_RANKS=cuda each has a GPU of this machine
 and NCCL: what tests make there stands on it (`tests.rank_devices`), what they return comes back to
-the host, and tests of more ranks than GPUs are skipped.
+the host, and tests of more ranks than GPUs are skipped.  With TORCHWEFT_TEST_RANKS=shared four
+ranks share the GPUs that there are, with gloo, since NCCL refuses two ranks on a GPU.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from torch.utils._pytree import tree_map_only
 
 from tests.rank_devices import OnDevice
 
-ON_GPUS = os.environ.get("TORCHWEFT_TEST_RANKS") == "cuda"
+KIND = os.environ.get("TORCHWEFT_TEST_RANKS", "cpu")
 HOST = torch.device("cpu")
+ON_GPUS = KIND in ("cuda", "shared")
 DEVICE_TYPE = "cuda" if ON_GPUS else "cpu"
-SIZE = torch.cuda.device_count() if ON_GPUS else 4
+SIZE = torch.cuda.device_count() if KIND == "cuda" else 4
 IMPORTED = [
     "pytest",
     *(f"torchweft.{name}" for name in ("clifford", "distributed", "o3", "voxels")),
@@ -61,7 +63,11 @@ def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
         if not pipe.poll(SECONDS):
             _end()
             raise RankError(f"rank {rank} gave no answer in {SECONDS} s; {errors}")
-        result, error = pipe.recv()
+        try:
+            result, error = pipe.recv()
+        except EOFError as gone:
+            _end()
+            raise RankError(f"the process of rank {rank} ended; {errors}") from gone
         found.append(result)
         errors += [] if error is None else [f"rank {rank}:\n{error}"]
     if errors:
@@ -106,7 +112,7 @@ def _alone(
 def _initialize(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if ON_GPUS else "gloo",
+        "cpu:gloo,cuda:nccl" if KIND == "cuda" else "gloo",
         init_method=f"file://{folder}/meet",
         rank=rank,
         world_size=size,
@@ -155,8 +161,9 @@ def _end() -> None:
 
 
 def _serve(rank: int, folder: Path, pipe: Any) -> None:
-    device = torch.device("cuda", rank) if ON_GPUS else HOST
+    device = HOST
     if ON_GPUS:
+        device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     _initialize(rank, SIZE, folder)
     groups = {size: distributed.new_group(list(range(size))) for size in range(1, SIZE + 1)}
@@ -166,7 +173,7 @@ def _serve(rank: int, folder: Path, pipe: Any) -> None:
             try:
                 found = function(rank, size, groups[size], *arguments)
                 pipe.send((_moved(found, HOST), None))
-            except Exception:  # noqa: BLE001
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001
                 pipe.send((None, traceback.format_exc()))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness.case import Candidate, Case, Peer, Workload
-from benchmarks.harness.gate import Verdict, expected_results, judge
+from benchmarks.harness.gate import Exact, Noise, Verdict, expected_results, judge
 from benchmarks.harness.phases import cost, cotangents, prepare
 from benchmarks.harness.record import Machine, Row, machine
 from benchmarks.harness.roofline import floor_ms, gpu_named
@@ -210,14 +210,13 @@ def _check(
 ) -> dict[str, Verdict]:
     """What each candidate's results are worth; ours is infinitely wrong where it fails."""
     verdicts: dict[str, Verdict] = {}
-    shared = None
+    known: dict[tuple[int, int], Exact | Noise] = {}  # by inputs and oracle
     for name, candidate in candidates.items():
-        if candidate.inputs is workload.inputs:
-            expected = shared = shared or expected_results(phase, workload, candidate, tf32)
-        else:
-            expected = expected_results(phase, workload, candidate, tf32)
+        key = id(candidate.inputs), id(candidate.oracle)
         try:
-            verdict = verdicts[name] = judge(phase, candidate, expected)
+            if key not in known:
+                known[key] = expected_results(phase, workload, candidate, tf32)
+            verdict = verdicts[name] = judge(phase, candidate, known[key])
         except Exception as error:
             ours = candidate.peer == "torchweft"
             if ours and not isinstance(error, RuntimeError):

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.markdown import short, table
 from benchmarks.harness.phases import PHASES
+from benchmarks.harness.programs import programs_section
 from benchmarks.harness.record import Row, read
 from benchmarks.harness.suites import FOLDER
 
@@ -109,7 +111,9 @@ def performance_page(folder: Path) -> str:
     """docs/performance.md from a folder of results, one section a machine."""
     rows = _rows(folder)
     sections = [_machine_section(gpu, rows) for gpu in dict.fromkeys(row.gpu for row in rows)]
-    return "\n".join([_HEAD, *sections]) if sections else _HEAD + "\nNo rows yet.\n"
+    if not sections:
+        return _HEAD + "\nNo rows yet.\n"
+    return "\n".join([_HEAD, *sections, programs_section(folder)])
 
 
 class Lead(NamedTuple):
@@ -223,7 +227,7 @@ def _table(rows: Sequence[Row]) -> str:
         "peak MB",
         "error",
     ]
-    return _markdown(["case", "phase", "backend", "torchweft", *peers, *details], lines)
+    return table(["case", "phase", "backend", "torchweft", *peers, *details], lines)
 
 
 WAYS = (" captured", " compiled")
@@ -317,7 +321,7 @@ def _headlines(rows: Sequence[Row]) -> str:
     for name, same in _headline_rows(rows):
         cells = [_against([row for row in same if row.phase == phase]) for phase in PHASES]
         lines.append([name, _chip(same[0].gpu), *cells])
-    return _markdown(["case", "on", *PHASES], lines) if lines else ""
+    return table(["case", "on", *PHASES], lines) if lines else ""
 
 
 def _against(rows: Sequence[Row]) -> str:
@@ -359,26 +363,13 @@ def _times(row: Row, *, spread: bool = False) -> str:
     if row.ms_p50 is None:
         return "red"
     several = spread and row.reps > 1
-    text = _short(row.ms_p50)
-    text += f" [{_short(row.ms_p20)}, {_short(row.ms_p80)}]" if several else ""
-    text += "" if row.wall_ms is None else f" / {_short(row.wall_ms)}"
+    text = short(row.ms_p50)
+    text += f" [{short(row.ms_p20)}, {short(row.ms_p80)}]" if several else ""
+    text += "" if row.wall_ms is None else f" / {short(row.wall_ms)}"
     if row.bound_ratio > 1:
         text += f", error {row.bound_ratio:.2g}"
         text += "" if row.right is None else f", {100 * row.right:.4g} % right"
     return text
-
-
-def _short(ms: float | None) -> str:
-    """Three digits, or all before the point."""
-    assert ms is not None
-    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table without the columns that are empty."""
-    filled = [i for i in range(len(head)) if any(line[i] for line in lines)]
-    cells = [[line[i] for i in filled] for line in (head, ["---"] * len(head), *lines)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The command `torchweft`: doctor, demo, inspect.
 
-Each command imports what it needs when it runs, so that `torchweft doctor` works without torch.
+Each command imports what it needs when it runs: `torchweft doctor` and the help of every command
+work without torch.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchweft import __version__
+from torchweft.demo.data import SUFFIXES
 from torchweft.errors import WeftError
-from torchweft.progress import say
+from torchweft.progress import say, step
 
 __all__ = ["main"]
 
@@ -38,30 +41,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchweft", description="Sums over structured sets of pairs."
+        prog="torchweft", description="Sparse kernels for geometric deep learning, for PyTorch."
     )
+    parser.add_argument("--version", action="version", version=f"torchweft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
 
     def command(name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
         text = f"{summary[0].upper()}{summary[1:]}.{more}"
         return commands.add_parser(name, help=summary, description=text)
 
-    doctor = command("doctor", "what this machine has, lacks, and what to do")
+    doctor = command(
+        "doctor", "what this machine has of what torchweft needs, and how to get the rest"
+    )
     doctor.set_defaults(run=_doctor)
 
-    demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
+    demo = commands.add_parser(
+        "demo", help="each family on real data, as a page with pictures and numbers", add_help=False
+    )
     demo.set_defaults(run=_demo)
 
-    page = " Leaves a page with pairs, tile waste, groups, operations and memory of a layer."
-    inspect = command("inspect", "what a point cloud costs as voxels", page)
-    inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin (KITTI) .ply .pcd")
-    array = "name of the points in an .npz of several arrays"
-    inspect.add_argument("--array", metavar="NAME", help=array)
+    page = " Writes a page with pairs, tile waste, groups, operations and memory of a layer."
+    inspect = command("inspect", "what sparse convolutions of a point cloud cost", page)
+    inspect.add_argument("file", type=Path, help=f"points: {SUFFIXES}")
+    inspect.add_argument("--key", help="name of the points in an .npz or .pt of several arrays")
     default = "twice the median distance of neighbouring points"
     inspect.add_argument(
         "--size", type=float, help=f"edge of a voxel, in the file's unit; default: {default}"
     )
-    inspect.add_argument("--kernel", type=int, default=3, help="of every axis; default: 3")
+    inspect.add_argument("--kernel", type=int, default=3, help="size on every axis; default: 3")
     inspect.add_argument("--channels", type=int, default=64, help="in and out; default: 64")
     folder = "folder of the page; default: torchweft-inspect"
     inspect.add_argument("--out", type=Path, default=Path("torchweft-inspect"), help=folder)
@@ -76,12 +83,14 @@ def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
     fatal = []
     for finding in examine():
         print(finding, flush=True)
-        fatal += [finding.what] if finding.fatal else []
-    print(
-        f"\ntorchweft cannot be used here: see {', '.join(fatal)}"
-        if fatal
-        else "\ntorchweft is ready"
-    )
+        fatal += [finding] if finding.fatal else []
+    print()
+    for found in fatal:
+        print(
+            f"torchweft cannot be used here: {found.what} is {found.state}. To do: {found.advice}"
+        )
+    if not fatal:
+        print("torchweft is ready")
     return 1 if fatal else 0
 
 
@@ -96,9 +105,10 @@ def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from torchweft.demo.page import require_matplotlib
 
     require_matplotlib()
-    from torchweft.demo.inspection import inspect
+    with step("loading torch"):
+        from torchweft.demo.inspection import inspect
 
     given = options.file, options.size, options.kernel, options.channels, options.out
-    path = inspect(*given, options.array)
+    path = inspect(*given, options.key)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -75,8 +75,16 @@ kind = kind or (f"HIP {torch.version.hip}" if torch.version.hip else "CPU build"
 print(f"{torch.__version__}, {kind}, {torch.get_num_threads()} threads")
 """
 
+NO_TORCH = 4
+
+_WITH_TORCH = f"""
+try:
+    import torch
+except Exception:
+    raise SystemExit({NO_TORCH})
+"""
+
 _GPUS = """
-import torch
 count = torch.cuda.device_count()
 for i in range(count):
     p = torch.cuda.get_device_properties(i)
@@ -95,7 +103,7 @@ print(f"{numba.__version__}, {numba.config.NUMBA_NUM_THREADS} threads")
 """
 
 _PRODUCT = """
-import torch, torchweft
+import torchweft
 from torchweft import products
 device = "cuda" if torch.cuda.is_available() and {backend!r} != "numba" else "cpu"
 x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device, requires_grad=True)
@@ -113,7 +121,9 @@ print(f"a product and its gradient are right on {{device}}")
 _OPTIONAL = {
     "matplotlib": "the pictures of torchweft demo",
     "rich": "progress bars",
-    "ase": "molecules in torchweft demo",
+    "ase": "molecules in torchweft demo, and files of atoms",
+    "laspy": "point clouds in .las",
+    "lazrs": "point clouds in .laz",
     "scipy": "neighbours of points in torchweft demo",
 }
 
@@ -202,8 +212,8 @@ def _optional(name: str, use: str) -> Finding:
 
 
 def _gpu() -> Finding:
-    answer = _ask(_GPUS)
-    if answer.returncode and "torch" in _last_line(answer):
+    answer = _ask(_WITH_TORCH + _GPUS)
+    if answer.returncode == NO_TORCH:
         return Finding("gpu", "missing", "unknown without torch")
     if answer.returncode:
         return Finding("gpu", "broken", _last_line(answer), "check the driver with nvidia-smi")
@@ -251,10 +261,12 @@ def _cache(variable: str) -> Finding:
 
 def _product(backend: str) -> Finding:
     what = f"{backend} path"
-    answer = _ask(_PRODUCT.format(backend=backend))
+    answer = _ask(_WITH_TORCH + _PRODUCT.format(backend=backend))
+    if answer.returncode == NO_TORCH:
+        return Finding(what, "missing", "unknown without torch")
     if answer.returncode == 0:
         return Finding(what, "ok", answer.stdout.strip(), needed=backend == "torch")
     if answer.returncode == 3:
         return Finding(what, "missing", answer.stdout.strip())
-    advice = "please report this with the output of torchweft doctor"
+    advice = "report this, with the output of torchweft doctor"
     return Finding(what, "broken", _last_line(answer), advice, needed=backend == "torch")

@@ -1,28 +1,31 @@
-"""How far a loop is, on standard error: rich's bar on a terminal, else a line now and then."""
+"""Progress on standard error: rich's bar on a terminal that has it, else lines of text."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["say", "track"]
+__all__ = ["say", "step", "track"]
 
 T = TypeVar("T")
 
+FIRST = 1.0  # seconds after which a job is long enough for a line
 QUIET = 10.0  # seconds between two lines of a log
 
 
 def track(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items one by one, and on standard error how many are done.
+    """The items one by one, and on standard error how many of them are done.
 
-    A terminal has a bar.  A log has a line where one has been waited for, so that it stays short
-    and no long job looks as if it hung.
+    A terminal has a bar.  A log has a line after one second, and then one every ten seconds.
     """
     if not sys.stderr.isatty():
-        yield from _logged(items, what)
+        with step(what):
+            yield from _logged(items, what)
     elif importlib.util.find_spec("rich"):
         from rich.console import Console
         from rich.progress import track as rich_track
@@ -30,6 +33,18 @@ def track(items: Sequence[T], what: str) -> Iterator[T]:
         yield from rich_track(items, what, total=len(items), console=Console(stderr=True))
     else:
         yield from _rewritten(items, what)
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Name what the block does, on standard error, where it takes more than a second."""
+    timer = threading.Timer(FIRST, say, [f"{what} …"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def say(line: str) -> None:

@@ -220,9 +220,7 @@ def test_a_model_that_cannot_be_turned_stays_as_it_was():
     """The error names the module."""
     model = torch.nn.Sequential(MaceModel((1, 2)))
     before = [(name, type(module)) for name, module in model.named_modules()]
-    text = (
-        r"^0\.contraction cannot be turned: .*the degrees \[1, 2\] for different irreps.*Give the"
-    )
+    text = r"^0\.contraction cannot be converted: .*degrees \[1, 2\] for different irreps.*Give the"
     with pytest.raises(ShapeError, match=text):
         o3.from_mace(model)
     assert [(name, type(module)) for name, module in model.named_modules()] == before

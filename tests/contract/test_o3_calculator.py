@@ -142,7 +142,7 @@ def test_a_periodic_cell_without_volume():
 
 
 def test_errors_say_what_was_given_and_what_to_do(monkeypatch):
-    with pytest.raises(DTypeError, match=r"there is no cutoff: .* Pass cutoff=5\.0"):
+    with pytest.raises(DTypeError, match=r"cutoff is None: .* Pass cutoff=5\.0"):
         o3.calculator(lennard_jones)
     with pytest.raises(DTypeError, match=r"head='a' was given with a function: .*MACE's"):
         o3.calculator(lennard_jones, cutoff=2.0, head="a")

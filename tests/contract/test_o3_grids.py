@@ -140,7 +140,7 @@ def test_even_functions_change_parities():
 
 
 def test_errors_of_resolutions():
-    with pytest.raises(ShapeError, match="lmax and res are both None: one says"):
+    with pytest.raises(ShapeError, match="lmax and res are both None: one of them"):
         o3.ToS2Grid()
     with pytest.raises(ShapeError, match=r"in beta is 9 and lmax 3: it must be even.*res=8"):
         o3.ToS2Grid(3, 9)

@@ -20,7 +20,9 @@ def test_identity():
 
 
 def test_errors():
-    with pytest.raises(ShapeError, match="irreps_in is 1x0e and irreps_out 1x0o: what is not"):
+    with pytest.raises(
+        ShapeError, match="irreps_in is 1x0e and irreps_out 1x0o: they must be the same"
+    ):
         o3.Identity("0e", "0o")
     with pytest.raises(ShapeError, match=r"x is \(4, 2\) but Identity takes 1x0e"):
         o3.Identity("0e", "0e")(torch.randn(4, 2))

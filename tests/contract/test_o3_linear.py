@@ -133,7 +133,7 @@ def test_errors_of_linear():
         o3.Linear("2x0e", "2x0e", instructions=[(0, 2)])
     with pytest.raises(ShapeError, match=r"\(0, 0\) connects 2x0e with 2x1o"):
         o3.Linear("2x0e", "2x1o", instructions=[(0, 0)])
-    with pytest.raises(ShapeError, match="biases asks for one of 2x1o: only 0e"):
+    with pytest.raises(ShapeError, match="biases has True for 2x1o: only 0e"):
         o3.Linear("2x1o", "2x1o", biases=[True])
     with pytest.raises(ShapeError, match="biases has 2 flags but irreps_out 2x0e has 1"):
         o3.Linear("2x0e", "2x0e", biases=[True, False])

@@ -106,7 +106,9 @@ def test_a_requested_loop_that_is_not_installed_raises(monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(backend, "_installed", lambda package: package != "numba")
-            assert not numba_path.loops_serve("cpu")
+            with pytest.warns(UserWarning, match=r"numba is not installed: .* pip install numba"):
+                assert not numba_path.loops_serve("cpu")
+            assert not numba_path.loops_serve("cpu")  # and no second warning, an error here
             layer = voxels.SubMConv3d(2, 3, 3, backend="numba")
             tensor = voxels.SparseTensor(torch.ones(1, 2), torch.zeros(1, 4, dtype=torch.int32))
             with pytest.raises(BackendError, match=r"numba'.* not installed: pip install numba"):

@@ -94,6 +94,22 @@ def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
     ]
 
 
+def test_a_peer_that_fails_while_its_oracle_is_asked_is_left_out():
+    """Its function tells the shape of its results first, a recorded one in its second call."""
+
+    class Other(Peer):
+        def adapt(self, workload):
+            own = tuple(a.clone() for a in workload.inputs)
+            return super().adapt(workload)._replace(inputs=own, function=self._fail)
+
+        def _fail(self, x, y):
+            raise RuntimeError("cannot be recorded")
+
+    rows, said = measured([Other()], DOT._replace(phases=("forward",)))
+    assert [row.peer for row in rows] == ["torchweft"]
+    assert said == ["dot forward peer torch: left out: cannot be recorded"]
+
+
 def test_a_peer_without_room_for_the_full_size_is_left_out():
     class Dense(Peer):
         def adapt(self, workload):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.several_gpus import cases, table
+from benchmarks.harness.programs import programs_section, ranks_table
+from benchmarks.several_gpus import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,11 +38,11 @@ def test_rows_of_one_and_of_two_ranks(tmp_path):
     for ranks in (1, 2):
         assert names <= {row["case"] for row in rows if row["ranks"] == ranks}
     assert all(row["ms"] > 0 for row in rows)
-    assert len(table(rows).splitlines()) == 2 + len(rows)
+    assert len(ranks_table(rows).splitlines()) == 2 + len(rows)
 
 
 def test_efficiencies():
-    common = {"case": "a", "nccl_ms": 0.0}
+    common = {"case": "a", "nccl_ms": 0.0, "peak_mb": 1.0}
     rows = [
         common | {"kind": kind, "ranks": ranks, "ms": ms}
         for kind, ranks, ms in (
@@ -51,5 +52,15 @@ def test_efficiencies():
             ("weak", 4, 10.0),
         )
     ]
-    lines = table(rows).splitlines()[2:]
+    lines = ranks_table(rows).splitlines()[2:]
     assert [line.split(" | ")[4] for line in lines] == ["100.0 %", "80.0 %", "100.0 %", "80.0 %"]
+    alone = [row for row in rows if row["ranks"] > 1]
+    assert all("no room on one" in line for line in ranks_table(alone).splitlines()[2:])
+
+
+def test_programs_stand_on_the_page():
+    """Seen red with: dynamics left out of the list of programs."""
+    text = programs_section(ROOT / "benchmarks" / "results")
+    for title in ("Dynamics without a thermostat", "Training", "Several GPUs"):
+        assert f"### {title}, NVIDIA H" in text
+    assert programs_section(ROOT / "benchmarks") == ""

@@ -87,7 +87,7 @@ def test_a_table_that_the_function_closes_over():
         assert_same_bits(run(x), x[:, table] * x[:, table], "product")
 
 
-@pytest.mark.parametrize("sizes", [None, {"src": 1.1}])
+@pytest.mark.parametrize("sizes", [None, {"src": (1.1, {"hidden": 0.0})}])
 @pytest.mark.parametrize("radial", [False, True])
 def test_a_convolution_with_forces(radial, sizes):
     """With room, the number of edges has other divisors: launches are planned anew, unwaited."""

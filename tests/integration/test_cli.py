@@ -2,7 +2,8 @@
 
 Broken machines are simulated by a sitecustomize that refuses imports, in this process's children
 and in theirs.  Seen red with: doctor importing torch itself, a fatal finding that exits with 0,
-a WeftError that is not caught.
+a WeftError that is not caught; help of the demo behind its imports, a doctor that asks for a report
+of what is no more than torch that is missing.
 """
 
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from benchmarks import __main__ as benchmarks
 from tests import check
-from torchweft import cli, doctor
+from torchweft import __version__, cli, doctor
 from torchweft.errors import ShapeError
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,11 @@ sys.meta_path.insert(0, Refuse())
 
 
 def torchweft(
-    *arguments, tmp_path, without=(), error="ModuleNotFoundError(f'No module named {name!r}')"
+    *arguments,
+    tmp_path,
+    without=(),
+    error="ModuleNotFoundError(f'No module named {name!r}')",
+    module="torchweft",
 ):
     """Run the command where some packages are missing (or broken in another way)."""
     (tmp_path / "sitecustomize.py").write_text(REFUSE.format(names=set(without), error=error))
@@ -44,7 +49,7 @@ def torchweft(
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "torchweft", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
@@ -90,10 +95,44 @@ def test_doctor_without_triton_and_numba_says_how_to_get_them(tmp_path):
 def test_doctor_without_torch_still_reports(tmp_path, error, state):
     answer = torchweft("doctor", tmp_path=tmp_path, without=["torch"], error=error)
     assert answer.returncode == 1
-    assert states(answer)["torch"] == state
-    assert 'pip install "torch>=2.11"' in answer.stdout
-    assert answer.stdout.rstrip().endswith("torchweft cannot be used here: see torch, torch path")
+    found = states(answer)
+    assert found["torch"] == state
+    for what in ("gpu", "torch path", "numba path", "triton path"):
+        assert found[what] == "missing"
+    last = answer.stdout.splitlines()[-1]
+    assert last.startswith(f"torchweft cannot be used here: torch is {state}. To do: ")
+    assert last.endswith('pip install "torch>=2.11"')
+    assert "report" not in answer.stdout
     assert "Traceback" not in answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["--version"], f"torchweft {__version__}\n"),
+        (["--help"], "usage: torchweft [-h] [--version] command"),
+        (["doctor", "--help"], "usage: torchweft doctor [-h]"),
+        (["demo", "--help"], "usage: torchweft demo [-h] [--points FILE] [--key KEY]"),
+        (["inspect", "--help"], "usage: torchweft inspect [-h] [--key KEY]"),
+    ],
+)
+def test_help_and_version_need_no_package(tmp_path, words, begin):
+    packages = ["torch", "numpy", "triton", "numba", "matplotlib", "ase", "laspy", "rich", "scipy"]
+    answer = torchweft(*words, tmp_path=tmp_path, without=packages)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(begin)
+    assert answer.stderr == ""
+
+
+def test_help_of_compat_names_the_libraries(tmp_path):
+    """Red before: it was an error, that help is no library."""
+    module = "torchweft.compat"
+    answer = torchweft("--help", tmp_path=tmp_path, without=["torch", "numpy"], module=module)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("`python -m torchweft.compat NAME… -- script.py args…`")
+    assert answer.stdout.endswith(
+        "Names: MinkowskiEngine, pykeops, spconv, torch_scatter, torchsparse\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
-"""The demo: readers, neighbours, the networks against plain torch, learning, and the page.
+"""The demo: neighbours, the networks against plain torch, learning, and the page.
 
-Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too; of
-files, a PLY file of vertices alone, and one that is cut off between two points; bits of occupied
-voxels taken for KITTI's floats, lines of two numbers left out in silence.
+Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too.
 """
 
 import importlib.util
@@ -13,11 +11,10 @@ import pytest
 import torch
 
 import torchweft
-from torchweft import cli, demo
+from torchweft import demo
 from torchweft.demo import pictures
 from torchweft.demo.chapters import CHAPTERS
 from torchweft.demo.data import surface as landforms
-from torchweft.demo.data.readers import read_points
 from torchweft.demo.data.surface import Surface, load, nearest, split
 from torchweft.demo.measure import op_errors
 from torchweft.demo.models import filter as training
@@ -30,184 +27,6 @@ from torchweft.voxels import sparse_conv
 
 pytestmark = pytest.mark.slow
 
-POINTS = np.array([[0.5, -1.0, 2.0], [3.25, 4.0, -5.5], [6.0, 7.0, 8.125]])
-PLY = "ply\nformat {} 1.0\ncomment made up\nelement vertex 3\nproperty float x\nproperty float y\n"
-PLY += (
-    "property uchar red\nproperty double z\nelement face 0\nproperty list uchar int i\nend_header\n"
-)
-PCD = "# made up\nVERSION 0.7\nFIELDS x y _ z\nSIZE 4 4 1 4\nTYPE F F U F\nCOUNT 1 1 3 1\nWIDTH 3\n"
-PCD += "HEIGHT 1\nPOINTS 3\nDATA {}\n"
-
-
-def _records(order, z, padding):
-    fields = [("x", order + "f4"), ("y", order + "f4"), ("p", padding), ("z", order + z)]
-    table = np.zeros(3, dtype=fields)
-    table["x"], table["y"], table["z"] = POINTS.T
-    return table.tobytes()
-
-
-def _text(columns):
-    return "\n".join(columns.format(x, y, z) for x, y, z in POINTS.tolist()).encode()
-
-
-FILES = {
-    "a.xyz": b"x y z\n" + _text("{} {} {} 9"),
-    "b.xyz": _text("{},{},{}"),
-    "a.bin": np.hstack([POINTS, np.ones((3, 1))]).astype("<f4").tobytes(),
-    "ascii.ply": PLY.format("ascii").encode() + _text("{} {} 255 {}"),
-    "little.ply": PLY.format("binary_little_endian").encode() + _records("<", "f8", "u1"),
-    "big.ply": PLY.format("binary_big_endian").encode() + _records(">", "f8", "u1"),
-    "points.ply": PLY.partition("element face")[0].format("ascii").encode()
-    + b"comment\nend_header\n"
-    + _text("{} {} 255 {}"),
-    "ascii.pcd": PCD.format("ascii").encode() + _text("{} {} 1 2 3 {}"),
-    "binary.pcd": PCD.format("binary").encode() + _records("<", "f4", "3u1"),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_reads_files(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(FILES[name])
-    torch.testing.assert_close(read_points(path), torch.from_numpy(POINTS), rtol=0, atol=0)
-
-
-def test_reads_numpy_and_drops_what_is_not_finite(tmp_path, capsys):
-    """Seen red with: a point of 1e300 kept, points left out in silence."""
-    cloud = np.vstack([POINTS, [np.nan, 0, 0], [0, 1e300, 0]])
-    np.save(tmp_path / "a.npy", cloud)
-    np.savez(tmp_path / "a.npz", colour=np.zeros(3), points=cloud)
-    for name in ("a.npy", "a.npz"):
-        assert read_points(tmp_path / name).tolist() == POINTS.tolist()
-        assert f"{name}: 2 of 5 points are not finite: left out" in capsys.readouterr().err
-
-
-def test_the_array_of_an_npz_is_asked_for_by_name(tmp_path):
-    """Red before: the first array with three columns was read, whatever it was."""
-    path = tmp_path / "a.npz"
-    rotation, colours = np.eye(3), np.ones_like(POINTS)
-    np.savez(path, rotation=rotation, colours=colours, pc=POINTS)
-    assert read_points(path).tolist() == POINTS.tolist()
-    np.savez(path, rotation=rotation, scan=POINTS)
-    assert read_points(path, "scan").tolist() == POINTS.tolist()
-    for name, text in ((None, "several arrays"), ("scans", "no array 'scans'")):
-        match = rf"{text}: rotation \(3, 3\), scan \(3, 3\)\. .* Pass --array"
-        with pytest.raises(torchweft.ShapeError, match=match):
-            read_points(path, name)
-    np.savez(path, points=POINTS, xyz=POINTS)
-    with pytest.raises(torchweft.ShapeError, match=r"several arrays: points .*, xyz"):
-        read_points(path)
-    np.savez(path, scan=POINTS)
-    assert read_points(path).tolist() == POINTS.tolist()
-    np.save(tmp_path / "a.npy", POINTS)
-    with pytest.raises(torchweft.ShapeError, match=r"the array 'scan': only an \.npz .* Leave"):
-        read_points(tmp_path / "a.npy", "scan")
-
-
-@pytest.mark.parametrize("shape", [(3, 9), (4, 9), (3, 4)])
-def test_points_in_columns_are_refused(tmp_path, shape):
-    """Red before: (3, N) was read as three points."""
-    np.save(tmp_path / "a.npy", np.ones(shape))
-    np.savez(tmp_path / "a.npz", points=np.ones(shape))
-    for name in ("a.npy", "a.npz"):
-        with pytest.raises(
-            torchweft.ShapeError, match=rf"{shape[0]} rows of {shape[1]} .*points\.T"
-        ):
-            read_points(tmp_path / name)
-
-
-@pytest.mark.parametrize("command", ["inspect", "demo"])
-def test_the_commands_take_the_name_of_an_array(tmp_path, command, capsys):
-    path = tmp_path / "a.npz"
-    np.savez(path, rotation=np.eye(3), scan=np.ones((2, 2)))
-    arguments = [str(path)] if command == "inspect" else ["--points", str(path)]
-    arguments += ["--array", "scan", "--out", str(tmp_path / "page")]
-    assert cli.main([command, *arguments]) == 1
-    assert "holds an array of shape (2, 2)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "error", "text"),
-    [
-        (
-            "a.las",
-            b"",
-            torchweft.DTypeError,
-            r"ends in '\.las': torchweft reads .*\. Save the points",
-        ),
-        (
-            "a.pcd",
-            PCD.format("binary_compressed").encode(),
-            torchweft.DTypeError,
-            "DATA binary_compr",
-        ),
-        ("a.ply", b"ply\nformat ascii 1.0\n", torchweft.DTypeError, "no line end_header"),
-        (
-            "a.ply",
-            PLY.format("ascii").replace("vertex", "edge").encode(),
-            torchweft.DTypeError,
-            "edge",
-        ),
-        (
-            "a.ply",
-            PLY.format("ascii").replace("double z", "int w").encode(),
-            torchweft.ShapeError,
-            r"has points of x y red w: x, y and z are needed\. Save the points",
-        ),
-        (
-            "a.ply",
-            FILES["little.ply"][:-1],
-            torchweft.DTypeError,
-            r"read as \.ply .* Save the points",
-        ),
-        (
-            "a.ply",
-            FILES["little.ply"][:-17],
-            torchweft.ShapeError,
-            "ends after 2 points of 3: .* Copy",
-        ),
-        (
-            "a.pcd",
-            FILES["ascii.pcd"].rpartition(b"\n")[0],
-            torchweft.ShapeError,
-            "ends after 2 points of 3: .* Copy",
-        ),
-        (
-            "a.npy",
-            b"hello",
-            torchweft.DTypeError,
-            r"read as \.npy .* a whole file .* Save the points",
-        ),
-        ("a.npz", b"PK", torchweft.DTypeError, r"read as \.npz .* a whole file .* Save the points"),
-        ("a.npy", b"", torchweft.DTypeError, r"read as \.npy \(No data left in file\): a whole"),
-        (
-            "a.bin",
-            FILES["a.bin"][:-1],
-            torchweft.DTypeError,
-            r"47 bytes .* KITTI's.* Save the points",
-        ),
-        (
-            "a.bin",
-            np.ones((4, 5), "<f4").cumsum(0).tobytes(),
-            torchweft.DTypeError,
-            "80 bytes .* KITTI",
-        ),
-        # bits of which voxels are there, as SemanticKITTI keeps them
-        ("a.bin", bytes([1, 0, 0, 0] * 8), torchweft.DTypeError, "32 bytes .* KITTI"),
-        (
-            "a.xyz",
-            b"x y z\n1 2\n",
-            torchweft.ShapeError,
-            "no line that begins with three numbers: .* Wr",
-        ),
-        ("a.xyz", b"", torchweft.ShapeError, "no line that begins with three numbers"),
-    ],
-)
-def test_teaches_what_it_reads(tmp_path, name, content, error, text):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(error, match=text):
-        read_points(tmp_path / name)
-
 
 def test_the_folder_of_the_page_is_made_before_the_work(tmp_path):
     demo.make_folder(tmp_path / "new" / "page")
@@ -217,18 +36,7 @@ def test_the_folder_of_the_page_is_made_before_the_work(tmp_path):
         demo.main(["--out", str(tmp_path / "file")])
 
 
-def test_refuses_numbers_that_are_no_coordinates(tmp_path):
-    np.save(tmp_path / "a.npy", POINTS.astype(complex))
-    with pytest.raises(
-        torchweft.DTypeError, match=r"complex128: coordinates are real .* float32\."
-    ):
-        read_points(tmp_path / "a.npy")
-
-
-def test_refuses_a_flat_array_and_a_small_cloud(tmp_path):
-    np.save(tmp_path / "flat.npy", np.zeros((9, 2)))
-    with pytest.raises(torchweft.ShapeError, match=r"shape \(9, 2\): points are rows of x, y, z"):
-        read_points(tmp_path / "flat.npy")
+def test_refuses_a_small_cloud(tmp_path):
     np.save(tmp_path / "small.npy", np.random.default_rng(0).normal(size=(50, 3)))
     with pytest.raises(torchweft.ShapeError, match="50 points: the demo needs 1024 or more"):
         load(tmp_path / "small.npy", seed=0)
@@ -462,8 +270,3 @@ def test_says_what_to_install(monkeypatch):
     )
     with pytest.raises(torchweft.BackendError, match="pip install matplotlib ase rich"):
         demo.main([])
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*without --points"):
-        read_points(tmp_path / "none.ply")

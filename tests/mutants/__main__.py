@@ -25,7 +25,17 @@ from typing import NamedTuple
 from tests.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("core", "products", "o3", "clifford", "reductions", "voxels", "compat", "distributed")
+FAMILIES = (
+    "core",
+    "products",
+    "o3",
+    "clifford",
+    "reductions",
+    "voxels",
+    "compat",
+    "distributed",
+    "commands",
+)
 COPIED = ("src", "tests", "benchmarks", "pyproject.toml")
 CACHES = ("NUMBA_CACHE_DIR", "TORCHWEFT_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 LIMIT = 600

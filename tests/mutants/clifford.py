@@ -12,8 +12,22 @@ HOST = "tests/contract/test_clifford_host.py"
 EMBEDDING = "tests/contract/test_clifford_embedding.py"
 GATR = "tests/integration/test_clifford_gatr_layers.py"
 CEGNN_NETWORKS = "tests/integration/test_clifford_cegnn_networks.py"
+TYPES = "tests/integration/test_user_types.py -k mistake"
+DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
+    Mutant(
+        "attention takes any option for type checkers",
+        "**options: Unpack[SelfAttentionOptions]",
+        "**options: Any",
+        TYPES,
+    ),
+    Mutant(
+        "the docstring of message_plan does not say what it returns",
+        "    Returns:\n        A `MessagePlan` on the device of dst.\n\n",
+        "",
+        DOCSTRINGS,
+    ),
     Mutant(
         "vectors pass each other without a sign",
         "sign = -sign if (high & b).bit_count() & 1 else sign",

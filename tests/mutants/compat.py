@@ -9,8 +9,15 @@ PYKEOPS = "tests/contract/test_compat_pykeops.py"
 MINKOWSKI = "tests/contract/test_compat_minkowski.py"
 SCATTER = "tests/contract/test_compat_torch_scatter.py"
 MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
+TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
+    Mutant(
+        "type checkers take any name of compat",
+        '"uninstall"]\n\nif not TYPE_CHECKING:',
+        '"uninstall"]\n\nif True:',
+        TYPES,
+    ),
     Mutant(
         "the hook stands behind the path's",
         "sys.meta_path.insert(0, _finder)",

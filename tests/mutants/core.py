@@ -11,8 +11,15 @@ HARMONICS = "tests/contract/test_o3_harmonics.py"
 WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
 RUNS = "tests/contract/test_recorded_runs.py"
 CAPTURE = "tests/contract/test_capture.py"
+TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
+    Mutant(
+        "type checkers take any name of torchweft",
+        '    "voxels",\n]\n\nif not TYPE_CHECKING:',
+        '    "voxels",\n]\n\nif True:',
+        TYPES,
+    ),
     Mutant(
         "a recorded run compares tables with copies of before",
         "    if (run := recorded.Current.run) is not None:\n        every = zip(",

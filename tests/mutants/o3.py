@@ -15,8 +15,35 @@ NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
+TYPES = "tests/integration/test_user_types.py -k mistake"
+DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
+    Mutant(
+        "type checkers take any name of o3",
+        "if not TYPE_CHECKING:  # for checkers, only names that are here exist",
+        "if True:",
+        TYPES,
+    ),
+    Mutant(
+        "a convolution takes any option for type checkers",
+        "**options: Unpack[ConvolutionOptions]",
+        "**options: Any",
+        TYPES,
+    ),
+    Mutant(
+        "the example of matrix_to_angles does not import o3",
+        ">>> from torchweft import o3\n"
+        "        >>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(",
+        ">>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(",
+        DOCSTRINGS,
+    ),
+    Mutant(
+        "the docstring of Gate does not name the gates",
+        "        irreps_gates: irreps of g, scalars: one for each copy of y.\n",
+        "",
+        DOCSTRINGS,
+    ),
     Mutant(
         "the cutoff's polynomial has other constants",
         "total = total * t + (k + 1) * (k + 2) / 2",

@@ -5,8 +5,34 @@ from tests.mutants import Mutant
 VALUES = "tests/contract/test_products.py"
 ERRORS = "tests/contract/test_products_errors.py"
 SEGMENTS = "tests/contract/test_products_segments.py"
+TYPES = "tests/integration/test_user_types.py"
+DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
+    Mutant(
+        "type checkers take any name of products",
+        '    "radius_graph",\n]\n\nif not TYPE_CHECKING:',
+        '    "radius_graph",\n]\n\nif True:',
+        f"{TYPES} -k mistake",
+    ),
+    Mutant(
+        "published functions take any arguments for type checkers",
+        "(form: Callable[Concatenate[str, P], Tensor], op: str) -> ProductFunction[P]:",
+        "(form: Callable[Concatenate[str, P], Tensor], op: str) -> ProductFunction[...]:",
+        f"{TYPES} -k mistake",
+    ),
+    Mutant(
+        "docstrings of products leave input1 out",
+        "for p in signature.parameters),\n",
+        "for p in [*signature.parameters][1:]),\n",
+        f"{DOCSTRINGS} -k mul",
+    ),
+    Mutant(
+        "docstrings of products have no example",
+        '            "Example:",\n            *_example(form, op, result),\n',
+        "",
+        f"{DOCSTRINGS} -k mul",
+    ),
     Mutant(
         "the torch path scales no entry",
         "rows[0] = rows[0] * weights.reshape(",

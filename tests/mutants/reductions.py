@@ -11,8 +11,39 @@ SAMPLES = "tests/contract/test_reductions_samples_loss.py"
 
 SOLVE = "tests/contract/test_reductions_solve.py"
 TIES = "tests/contract/test_reductions_knn.py -k ties"
+TYPES = "tests/integration/test_user_types.py"
 
 MUTANTS = [
+    Mutant(
+        "type checkers take any name of reductions",
+        '    "source",\n]\n\nif not TYPE_CHECKING:',
+        '    "source",\n]\n\nif True:',
+        f"{TYPES} -k mistake",
+    ),
+    Mutant(
+        "type checkers do not know what a sum over j is",
+        "        axis: Literal[0, 1],\n",
+        "        axis: Literal[0],\n",
+        f"{TYPES} -k types_of",
+    ),
+    Mutant(
+        "|z| of complex numbers is complex for type checkers",
+        "def abs(self: HasReal[A]) -> A:",
+        "def abs(self) -> Self:",
+        f"{TYPES} -k types_of",
+    ),
+    Mutant(
+        "a sum takes any keyword for type checkers",
+        "        call: bool = True,\n        **options: Unpack[Keywords],\n",
+        "        **options: Any,\n",
+        f"{TYPES} -k mistake",
+    ),
+    Mutant(
+        "the real part of complex numbers is another",
+        'return self._apply("ComplexReal")',
+        'return self._apply("ComplexImag")',
+        f"{LAZY} -k complex",
+    ),
     Mutant(
         "the default ridge ignores the dtype",
         "return least.clamp(min=LEAST_RIDGE)",

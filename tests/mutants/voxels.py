@@ -22,8 +22,22 @@ FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
+DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
+    Mutant(
+        "the docstring of greedy_group has no example",
+        "    Example:\n        >>> from torchweft import voxels\n"
+        "        >>> voxels.greedy_group([5, 3, 2]).pos_indices\n",
+        "",
+        DOCSTRINGS,
+    ),
+    Mutant(
+        "the docstring that others of its kind refer to has no arguments",
+        "        stride: 1: a submanifold layer has no other.\n",
+        "",
+        f"{DOCSTRINGS} -k SubMConv2d",
+    ),
     Mutant(
         "the range of a group of one member is that of the first",
         "([g.members[0], g.members[-1]], *g[1:])",

@@ -63,7 +63,7 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
             (parameters, states of optimizers, velocities) is read and written in place by each
             replay. A training step holds `optimizer.zero_grad()`, `loss.backward()` and
             `optimizer.step()`, of an optimizer made with `capturable=True`.
-        examples: arguments of a call; they are not computed with.
+        *examples: arguments of a call; the function is not called with them.
         sizes: dimensions that vary from call to call, with room: `{"edges": 1.1}` has room for ten
             in a hundred more rows than the examples. The name is that of a tensor argument (a
             parameter, or a key of a dict) whose first dimension it is, or (name, dimension); all

@@ -111,7 +111,7 @@ class Kind:
             if isinstance(t, Tensor) and t.device != device:
                 raise CaptureError(
                     f"result {i} is on {t.device} but the arguments are on {device}: a record "
-                    "holds launches alone. Return tensors on the arguments' device."
+                    "holds launches only. Return tensors on the arguments' device."
                 )
         return [t.detach() if isinstance(t, Tensor) else t for t in found]
 
@@ -127,7 +127,7 @@ class Kind:
             if t._version != versions[n]:
                 raise CaptureError(
                     f"the function writes to its argument {self._layout.names[n]} in place: a "
-                    "record has a copy of each argument, so the caller's would stay as it is. "
+                    "record has a copy of each argument, so the caller's would stay unchanged. "
                     "Return the new values, or write to a tensor that is no argument."
                 )
 

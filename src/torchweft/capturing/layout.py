@@ -109,8 +109,8 @@ class Layout:
         if size not in self.dims[leaf]:
             raise ShapeError(
                 f"{name} is {tuple(examples[leaf].shape)}, without a dimension of the "
-                f"{self.sizes[size].name} that it is named with: what fills it must stand with a "
-                "size of its own. Move it there."
+                f"{self.sizes[size].name} in whose pair it is filled: its fill must be in the pair "
+                "of a size that it has. Move it there."
             )
         if not isinstance(fill, str):
             self._fills[leaf] = fill

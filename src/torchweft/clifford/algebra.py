@@ -39,14 +39,26 @@ class _Table(Generic[T]):
 class Algebra:
     """Cl(p, q, r): e_i e_j = −e_j e_i for i ≠ j, and e_i e_i = metric[i] ∈ {−1, 0, 1}.
 
-    Its 2ⁿ blades stand in shortlex order: 1, e1, e2, …, e12, e13, …, e1…n.  Two algebras are equal
-    if their metrics are; they hash and pickle by metric.
+    A multivector has B = 2ⁿ components, one for each blade, in shortlex order: 1, e1, e2, …, e12,
+    e13, …, e1…n.  Two algebras are equal if their metrics are; they hash and pickle by metric.
 
     Args:
         metric: the squares of the n basis vectors, in any order.
 
+    The grades of the blades are `grades`, and `paths` are the (left, out, right) grades of the
+    products that are not zero, in lexicographic order: the order of the P weights of a weighted
+    product.
+
     Raises:
-        ShapeError, DTypeError: an entry is not −1, 0 or 1; it has no entries.
+        ShapeError, DTypeError: an entry is not −1, 0 or 1, or the metric is no sequence.
+
+    Example:
+        >>> from torchweft import clifford
+        >>> space = clifford.Algebra((1, 1, 1))  # or Algebra.cl(3)
+        >>> space.num_blades, space.grades, len(space.paths)
+        (8, (0, 1, 1, 1, 2, 2, 2, 3), 20)
+        >>> clifford.Algebra.cl(3, 0, 1) == clifford.PGA  # GATr's projective algebra
+        True
     """
 
     __slots__ = ("__dict__", "metric", "signature")
@@ -71,12 +83,24 @@ class Algebra:
 
     @classmethod
     def cl(cls, p: int, q: int = 0, r: int = 0) -> Algebra:
-        """Cl(p, q, r), its r null vectors first, then p that square to 1, then q to −1."""
+        """Cl(p, q, r): r null vectors first, then p that square to 1, then q that square to −1.
+
+        Args:
+            p: number of basis vectors that square to 1.
+            q: number of basis vectors that square to −1.
+            r: number of basis vectors that square to 0.
+
+        Returns:
+            The algebra.
+
+        Raises:
+            ShapeError: a number that is no integer of at least 0.
+        """
         for name, count in (("p", p), ("q", q), ("r", r)):
             if not isinstance(count, int) or count < 0:
                 raise ShapeError(
-                    f"{name} is {count!r}: so many basis vectors square to the same, an integer "
-                    "of at least 0. Pass Algebra.cl(p, q, r) as in Algebra.cl(3, 0, 1)."
+                    f"{name} is {count!r}: it must be a number of basis vectors, an integer of "
+                    "at least 0. Pass Algebra.cl(p, q, r) as in Algebra.cl(3, 0, 1)."
                 )
         return cls((0,) * r + (1,) * p + (-1,) * q)
 

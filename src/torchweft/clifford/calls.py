@@ -70,7 +70,7 @@ class RowFunction:
 
         Args:
             tensors: the multivectors, then the parameters; the last of these may be None.
-            algebra: of the multivectors.
+            algebra: the algebra of the multivectors.
             blade_dim: 0 or −1.
             backend: the requested one.
             options: what else the result depends on.

@@ -52,16 +52,32 @@ SERIES_TERMS = 8
 def sandwich(
     r: Tensor, x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """r x r̃, unnormalised.
+    """r x r̃, unnormalised: how a versor r (a rotation, reflection, translation or boost) acts on x.
 
     Args:
         r: a versor, (B, batch…, F); batch and features broadcast with x's.
-        x: multivectors, the same layout.
-        algebra: of the multivectors.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        x: multivectors, the same layout and dtype.
+        algebra: the algebra of the multivectors.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Two geometric products; in half precision the one between is rounded.
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Error: that of two geometric products; in half precision the one between is rounded.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> turn = clifford.embed_rotation(torch.tensor([[0.0, 0.0, 0.5, 0.5]]) * 2**0.5)
+        >>> point = clifford.embed_point(torch.tensor([[1.0, 0.0, 0.0]]))
+        >>> moved = clifford.sandwich(turn, point, clifford.PGA)  # 90° about z
+        >>> clifford.extract_point(moved).round(decimals=4) + 0.0
+        tensor([[0., 1., 0.]])
     """
     left = geometric_product(r, x, algebra, blade_dim=blade_dim, backend=backend)
     turned = reverse(r, algebra, blade_dim=blade_dim, backend=backend)
@@ -74,13 +90,27 @@ def commutator(
     """½ (x y − y x): of bivectors their Lie bracket, with any x the rotation that they generate.
 
     Args:
-        x: multivectors, (B, batch…, F).
-        y: the same layout; batch and features broadcast.
-        algebra: of the multivectors.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        x: multivectors, (B, batch…, F), float16 to float64.
+        y: the right factors, the same layout and dtype; batch and features broadcast.
+        algebra: the algebra that defines the product.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Two geometric products; in half precision they are rounded.
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Cost: two geometric products; in half precision they are rounded.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> e1, e2 = torch.eye(4)[1:3, :, None]
+        >>> clifford.commutator(e1, e2, clifford.Algebra((1, 1))).flatten()  # e12
+        tensor([0., 0., 0., 1.])
     """
     product, turned = _both_orders(x, y, algebra, blade_dim, backend)
     return (product - turned) / 2
@@ -89,7 +119,31 @@ def commutator(
 def anticommutator(
     x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """½ (x y + y x): what is left of x y without the commutator, whose arguments it has."""
+    """½ (x y + y x): x y without its commutator.
+
+    Args:
+        x: multivectors, (B, batch…, F), float16 to float64.
+        y: the right factors, the same layout and dtype; batch and features broadcast.
+        algebra: the algebra that defines the product.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Cost: two geometric products; in half precision they are rounded.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> e1 = torch.eye(4)[1, :, None]
+        >>> clifford.anticommutator(e1, e1, clifford.Algebra((1, 1))).flatten()  # 1
+        tensor([1., 0., 0., 0.])
+    """
     product, turned = _both_orders(x, y, algebra, blade_dim, backend)
     return (product + turned) / 2
 
@@ -105,16 +159,31 @@ def _both_orders(
 def project(
     x: Tensor, blade: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """(x ⌋ b) b⁻¹: the part of x inside the subspace of a blade b, of x's grades.
+    """(x ⌋ b) b⁻¹: the part of x inside the subspace of a blade b, with x's grades.
 
     Args:
-        x: multivectors, (B, batch…, F).
-        blade: products of vectors, the same layout; where it has no inverse, infinite or NaN.
-        algebra: of the multivectors, n ≤ 5.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        x: multivectors, (B, batch…, F), float16 to float64.
+        blade: products of vectors, the same layout; where it has no inverse, the result is infinite
+            or NaN.
+        algebra: the algebra of the multivectors, n ≤ 5.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
 
     Cost: 8 geometric products, most of them for the inverse.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, e1 = torch.tensor([0.0, 3.0, 4.0, 0.0])[:, None], torch.eye(4)[1, :, None]
+        >>> clifford.project(x, e1, clifford.Algebra((1, 1))).flatten()
+        tensor([0., 3., 0., 0.])
     """
     options: Any = {"blade_dim": blade_dim, "backend": backend}
     contracted = left_contraction(x, blade, algebra, **options)
@@ -124,39 +193,107 @@ def project(
 def reject(
     x: Tensor, blade: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """x less its projection into a blade's subspace; see `project`."""
+    """x less its projection into the subspace of a blade, see `project`.
+
+    Args:
+        x: multivectors, (B, batch…, F), float16 to float64.
+        blade: products of vectors, the same layout; where it has no inverse, the result is infinite
+            or NaN.
+        algebra: the algebra of the multivectors, n ≤ 5.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Cost: 8 geometric products, most of them for the inverse.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, e1 = torch.tensor([0.0, 3.0, 4.0, 0.0])[:, None], torch.eye(4)[1, :, None]
+        >>> clifford.reject(x, e1, clifford.Algebra((1, 1))).flatten()
+        tensor([0., 0., 4., 0.])
+    """
     return x - project(x, blade, algebra, blade_dim=blade_dim, backend=backend)
 
 
 def meet(
     x: Tensor, y: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """x ∨ y: what the subspaces of two blades share if both span the space; `regressive`."""
+    """x ∨ y, `regressive`: the intersection of the subspaces of two blades that span the space.
+
+    Args:
+        x: multivectors, (B, batch…, F), float16 to float64.
+        y: the right factors, the same layout and dtype; batch and features broadcast.
+        algebra: the algebra that defines the product.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Error and cost: see `geometric_product`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> e12, e23 = torch.eye(8)[[4, 6], :, None]
+        >>> clifford.meet(e12, e23, clifford.Algebra((1, 1, 1))).flatten()[2]  # the line of e2
+        tensor(1.)
+    """
     return regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
 
 
 def inverse(
     x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """y with x y = y x = 1, of any multivector that has one; else infinite or NaN.
+    """y with x y = y x = 1, of any multivector that has an inverse; else infinite or NaN.
+
+        y = a / ⟨x a⟩₀,  a = x̃ s̄ t̄,  s = x x̃ of grades 0, 1, 4, 5,  t = s s̄ of grades 0, 5
+
+    A bar changes the sign of all grades but the scalar, in s of grades 1 and 4 only.  A step
+    y (2 − x y) of Newton's method follows.  Computed in float32 or wider.
 
     Args:
-        x: multivectors, (B, batch…, F).
-        algebra: of the multivectors, n ≤ 5.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        x: multivectors, (B, batch…, F), float16 to float64.
+        algebra: the algebra of the multivectors, n ≤ 5.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    y = a / ⟨x a⟩₀, with a = x̃ s̄ t̄, s = x x̃ of grades 0, 1, 4, 5 and t = s s̄ of grades 0, 5; a bar
-    changes the sign of all but the scalar, in s of grades 1 and 4 alone.  A step y (2 − x y) of
-    Newton's follows.  (After Hitzer and Sangwine, "Multivector and multivector matrix inverses in
-    real Clifford algebras", 2017.)  In float32 or wider.
+    Returns:
+        Multivectors of x's shape and dtype.
+
+    Raises:
+        ShapeError: n > 5, or multivectors of another layout.
+        DTypeError: x is not floating-point.
+        BackendError: a backend was requested and cannot serve.
 
     Error: about that of the solution of x y = 1 by the matrix of x.
+
     Cost: 5 geometric products, 7 for n = 5.
+
+    Source: Hitzer and Sangwine: Multivector and multivector matrix inverses in real Clifford
+    algebras, 2017.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> vector = torch.tensor([0.0, 2.0, 0.0, 0.0])[:, None]
+        >>> clifford.inverse(vector, clifford.Algebra((1, 1))).flatten()[1]
+        tensor(0.5000)
     """
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
-            f"inverse was asked for in {algebra}, n = {algebra.n}: it needs n ≤ "
+            f"inverse was called in {algebra}, n = {algebra.n}: it needs n ≤ "
             f"{LARGEST_DIMENSION}. Use a smaller algebra; the inverse of a versor v is reverse(v) "
             "over the scalar of geometric_product(v, reverse(v))."
         )
@@ -181,18 +318,34 @@ def inverse(
 def exp(
     bivector: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
-    """Σ_k bᵏ / k!, the rotor (or boost, or translator) that a bivector generates.
+    """Σ_k bᵏ / k!: the rotor (or boost, or translator) that a bivector generates.
 
-    By scaling and squaring: exp(b) = exp(b/2ˢ)^(2ˢ), s by the size of each element, no branches.
+    By scaling and squaring: exp(b) = exp(b/2ˢ)^(2ˢ), with s by the size of each element, without
+    branches.
 
     Args:
-        bivector: multivectors whose other grades are ignored, (B, batch…, F).
-        algebra: of the multivectors.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        bivector: multivectors whose other grades are ignored, (B, batch…, F), float16 to float64.
+        algebra: the algebra of the multivectors.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
-    Error: about the size of b times the round-off, as a change of b by one round-off does.
+    Returns:
+        Multivectors of that shape, in the bivector's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
+        BackendError: a backend was requested and cannot serve.
+
+    Error: about the size of b times the round-off, as a change of b by one round-off causes.
+
     Cost: 24 geometric products.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import clifford
+        >>> turn = torch.tensor([0.0, 0.0, 0.0, math.pi / 2])[:, None]  # π/2 e12
+        >>> clifford.exp(turn, clifford.Algebra((1, 1))).flatten().round(decimals=4) + 0.0  # e12
+        tensor([0., 0., 0., 1.])
     """
     (b,) = blades_first(algebra, blade_dim, bivector=same_kind(widened, bivector=bivector)[0])
     with without_autocast(b):
@@ -223,15 +376,30 @@ def log(
 
     Args:
         rotor: (B, batch…, F), n ≤ 5; not −1, where the plane of rotation is undefined.
-        algebra: of the multivectors.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
+        algebra: the algebra of the multivectors.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors of that shape, in the rotor's dtype.
+
+    Raises:
+        ShapeError: n > 5, or multivectors of another layout.
+        DTypeError: the rotor is not floating-point.
+        BackendError: a backend was requested and cannot serve.
 
     Cost: 34 geometric products.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> plane, bivector = clifford.Algebra((1, 1)), torch.tensor([0.0, 0.0, 0.0, 0.5])[:, None]
+        >>> clifford.log(clifford.exp(bivector, plane), plane).flatten().round(decimals=4) + 0.0
+        tensor([0.0000, 0.0000, 0.0000, 0.5000])
     """
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
-            f"log was asked for in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
+            f"log was called in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
             "where a bivector's square has a scalar and one commuting part. Use a smaller algebra."
         )
     (r,) = blades_first(algebra, blade_dim, rotor=same_kind(widened, rotor=rotor)[0])

@@ -10,15 +10,23 @@ what of the original it lacks; what it lacks raises NotImplementedError with the
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torchweft.compat.installing import install, names, uninstall
 
+if TYPE_CHECKING:
+    from torchweft.compat import MinkowskiEngine as MinkowskiEngine
+    from torchweft.compat import pykeops as pykeops
+    from torchweft.compat import spconv as spconv
+    from torchweft.compat import torch_scatter as torch_scatter
+    from torchweft.compat import torchsparse as torchsparse
+
 __all__ = ["install", "names", "uninstall"]
 
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """A stand-in is loaded when first used."""
-    if name in names():
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """A stand-in is loaded when first used."""
+        if name in names():
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,9 @@ def main(arguments: list[str]) -> None:
     Raises:
         SystemExit: no name, no program, or a name without a stand-in.
     """
+    if arguments[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(f"{__doc__}\nNames: {', '.join(names())}\n")
+        return
     libraries, program = _parts(arguments)
     module = program[:1] == ["-m"]
     program = program[1:] if module else program

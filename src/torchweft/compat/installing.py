@@ -29,31 +29,36 @@ STAND_INS = {
 def names() -> list[str]:
     """The libraries that have a stand-in.
 
-    >>> import torchweft
-    >>> torchweft.compat.names()
-    ['MinkowskiEngine', 'pykeops', 'spconv', 'torch_scatter', 'torchsparse']
+    Returns:
+        A sorted list of names, for `install`.
+
+    Example:
+        >>> import torchweft
+        >>> torchweft.compat.names()
+        ['MinkowskiEngine', 'pykeops', 'spconv', 'torch_scatter', 'torchsparse']
     """
     return sorted(STAND_INS)
 
 
 def install(*names: str) -> None:
-    """From now on `import NAME` in this process gives torchweft's stand-in.
+    """Makes `import NAME` give torchweft's stand-in, from now on and in this process.
 
-    The hook comes before the path: whether the original is installed does not matter.  Processes
-    that are forked have it too; those that start anew (`spawn`) call `install` themselves.
+    The stand-in comes before the original, installed or not.  Processes that are forked have it
+    too; processes that start anew (`spawn`) call `install` themselves.
 
     Args:
-        names: of `torchweft.compat.names()`.
+        *names: of `torchweft.compat.names()`, such as "spconv".
 
     Raises:
         WeftError: a name without a stand-in; the original was imported already.
 
-    >>> import torchweft
-    >>> torchweft.compat.install("spconv")
-    >>> import spconv.pytorch as spconv
-    >>> spconv.SubMConv3d(4, 16, 3).weight.shape
-    torch.Size([16, 3, 3, 3, 4])
-    >>> torchweft.compat.uninstall("spconv")
+    Example:
+        >>> import torchweft
+        >>> torchweft.compat.install("spconv")
+        >>> import spconv.pytorch as spconv
+        >>> spconv.SubMConv3d(4, 16, 3).weight.shape
+        torch.Size([16, 3, 3, 3, 4])
+        >>> torchweft.compat.uninstall("spconv")
     """
     modules = _modules(names)
     for module in modules:
@@ -71,12 +76,20 @@ def install(*names: str) -> None:
 
 
 def uninstall(*names: str) -> None:
-    """Take back `install`: `import NAME` looks for the original again.
+    """Undoes `install`: `import NAME` finds the original again.
 
-    What holds the stand-in keeps it.
+    Modules and objects that use the stand-in keep it.
+
+    Args:
+        *names: of `torchweft.compat.names()`.
 
     Raises:
         WeftError: a name without a stand-in.
+
+    Example:
+        >>> import torchweft
+        >>> torchweft.compat.install("torch_scatter")
+        >>> torchweft.compat.uninstall("torch_scatter")
     """
     for module in _modules(names):
         _finder.installed.discard(module)

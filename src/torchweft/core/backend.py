@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import warnings
 
 from torchweft.errors import BackendError
 
@@ -49,10 +50,18 @@ def _why_not(backend: str, device: str) -> str | None:
 def choose(backend: str | None, device: str) -> str:
     """The backend for tensors on a type of device ("cpu", "cuda", ...).
 
+    A process warns once where the CPU has torch's operations alone, since numba is not installed.
+
     Raises:
         BackendError: the requested backend cannot serve here.
     """
     if backend is None:
+        if device == "cpu" and not _installed("numba"):
+            warnings.warn(
+                "numba is not installed: torch's own operations compute CPU tensors, slower "
+                "than the loops that numba compiles. Run pip install numba.",
+                stacklevel=2,
+            )
         order = BACKENDS if device == "cuda" else ("numba", "torch")
         return next(name for name in order if _why_not(name, device) is None)
     if reason := _why_not(backend, device):

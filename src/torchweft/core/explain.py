@@ -63,9 +63,31 @@ def record_cost(bytes_min: int, flops: int) -> None:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Run `function(*args, **kwargs)` once and return what it launched.
+    """Runs a call once and reports what it launches: kernels, tiles, backends, bytes, operations.
 
-    Not for use from several threads at once.
+    Args:
+        function: a function or module of torchweft, or one that calls them.
+        *args: its arguments.
+        **kwargs: its arguments by name.
+
+    Returns:
+        An `Explanation` with `launches` (backend, kernel, tile, programs, workspace), `bytes_min`,
+        each input read once and each output written once, and `flops`; `print` shows it as a
+        report.
+
+    Raises:
+        RuntimeError: inside another `explain`.
+
+    Cost: one call, whose result is dropped.  Not for use from several threads at once.
+
+    Example:
+        >>> import torch, torchweft
+        >>> x = torch.randn(8, 100, 16)
+        >>> found = torchweft.explain(
+        ...     torchweft.clifford.geometric_product, x, x, torchweft.clifford.Algebra((1, 1, 1))
+        ... )
+        >>> found.bytes_min == 3 * 4 * x.numel()  # x twice, and the result
+        True
     """
     if recording():
         raise RuntimeError("explain inside explain: explain the inner call by itself")

@@ -128,6 +128,14 @@ def forget(*tables: Tensor) -> None:
 
     Args:
         tables: as they were given to calls; without any, everything is dropped.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> index = torch.tensor([1, 0])
+        >>> products.segment_sum(torch.ones(2), index).tolist()
+        [1.0, 1.0]
+        >>> products.forget(index)
     """
     for place in [_place(t) for t in tables] if tables else list(_copies):
         _copies.pop(place, None)

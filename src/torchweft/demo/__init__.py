@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchweft.demo.data import SUFFIXES
 from torchweft.demo.page import make_folder, require_matplotlib
-from torchweft.progress import say
+from torchweft.progress import say, step
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ class Options(NamedTuple):
     out: Path
     device: torch.device
     seed: int
-    array: str | None = None
+    key: str | None = None
 
 
 _WHAT = "The main job on real data, a chapter a family. Leaves a page with pictures and numbers."
@@ -35,32 +36,29 @@ _FOLDER = "folder of the page; default: torchweft-demo"
 
 
 def _parse(arguments: Sequence[str]) -> Options:
-    """The arguments of the command line."""
-    from torchweft.device import device_of
-
+    """The arguments of the command line; help needs no package, a device needs torch."""
     parser = argparse.ArgumentParser(prog="torchweft demo", description=_WHAT)
-    cloud = (
-        "a cloud of your own: .npy .npz .xyz .bin (KITTI) .ply .pcd; default: matplotlib's model"
-    )
+    cloud = f"a cloud of your own: {SUFFIXES}; default: matplotlib's elevation model"
     parser.add_argument("--points", type=Path, metavar="FILE", help=cloud)
-    parser.add_argument(
-        "--array", metavar="NAME", help="of the points in an .npz of several arrays"
-    )
+    parser.add_argument("--key", help="name of the points in an .npz or .pt of several arrays")
     parser.add_argument("--out", type=Path, default=Path("torchweft-demo"), help=_FOLDER)
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--seed", type=int, default=0, help="of noise and learning; default: 0")
     found = parser.parse_args(arguments)
-    return Options(found.points, found.out, device_of(found.device), found.seed, found.array)
+    require_matplotlib()
+    with step("loading torch"):
+        from torchweft.device import device_of
+
+    return Options(found.points, found.out, device_of(found.device), found.seed, found.key)
 
 
 def main(arguments: Sequence[str] = ()) -> Path:
     """Run every chapter and write `torchweft-demo/index.html`; says where, and returns it."""
-    require_matplotlib()
+    options = _parse(arguments)
     import torchweft
     from torchweft.demo.measure import machine, versions
     from torchweft.demo.page import page
 
-    options = _parse(arguments)
     make_folder(options.out)
     chapters, seconds = _run(options)
     total = f"{sum(seconds.values()):.0f} s"

@@ -20,7 +20,7 @@ from torchweft.demo.data.readers import read_points
 from torchweft.demo.measure import versions
 from torchweft.demo.pictures import ACCENT, GREY, INK, LAND, blocks, plain_axis, png
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.progress import track
+from torchweft.progress import step, track
 from torchweft.reductions import LazyTensor
 from torchweft.voxels import GemmGroups, SparseTensor, greedy_group, kernel_map, voxelize
 
@@ -49,7 +49,7 @@ def inspect(
     kernel: int,
     channels: int,
     out: Path,
-    array: str | None = None,
+    key: str | None = None,
 ) -> Path:
     """Voxelize a cloud at a few sizes, write `out/index.html`, and return its path.
 
@@ -59,26 +59,29 @@ def inspect(
         kernel: of every axis; 3 and 5 are shown beside it.
         channels: C, in and out.
         out: folder of the page.
-        array: name of the points in an .npz of several arrays.
+        key: name of the points in an .npz or .pt of several arrays.
 
     Raises:
-        ShapeError, DTypeError, FileNotFoundError: what cannot be inspected.
+        ShapeError, DTypeError, BackendError, FileNotFoundError: what cannot be inspected.
         NotADirectoryError: `out` cannot be made or written.
     """
     _check(size, kernel, channels)
     page.make_folder(out)
-    points = read_points(file, array)
+    points = read_points(file, key)
     if len(points) < 2:
         raise ShapeError(
             f"{file} holds {len(points)} finite points: at least 2 are needed. "
             "Pass a file with more points."
         )
-    chosen = float(f"{2 * spacing_of(points):.2g}") if size is None else size
+    with step("measuring distances of points"):
+        chosen = float(f"{2 * spacing_of(points):.2g}") if size is None else size
     kernels = sorted({3, 5, kernel})
-    clouds = {factor * chosen: _voxels(points, factor * chosen) for factor in FACTORS}
+    sizes = track([factor * chosen for factor in FACTORS], "voxels")
+    clouds = {edge: _voxels(points, edge) for edge in sizes}
     cases = [(edge, k) for edge in clouds for k in kernels]
     layers = [layer_of(clouds[edge], edge, k) for edge, k in track(cases, "layers")]
-    text = _page(file.name, len(points), clouds, layers, chosen, kernel, channels)
+    with step("drawing the page"):
+        text = _page(file.name, len(points), clouds, layers, chosen, kernel, channels)
     path = out / "index.html"
     path.write_text(text, encoding="utf-8")
     return path

@@ -36,13 +36,22 @@ __all__ = [
 
 
 class Network(NamedTuple):
-    """How GPUs reach each other."""
+    """How GPUs are connected.
+
+    Args:
+        name: of the network.
+        bandwidth: bytes that a GPU sends in a second, in one direction.
+        latency: seconds of a message.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> cost.NVLINK
+        Network(name='NVLink', bandwidth=450000000000.0, latency=5e-06)
+    """
 
     name: str
     bandwidth: float
-    """Bytes that a GPU sends in a second, a direction."""
     latency: float
-    """Seconds of a message."""
 
 
 NVLINK = Network("NVLink", 450e9, 5e-6)
@@ -55,46 +64,85 @@ assumed."""
 
 
 class Traffic(NamedTuple):
-    """Rows of a rank in one exchange; gradients go back the same way, what was sent is received."""
+    """The rows of a rank in one exchange; gradients go back the same way.
+
+    Args:
+        own: rows that it owns.
+        halo: rows that it receives.
+        sent: rows that it sends; a row that several ranks read counts several times.
+        messages: ranks that it receives from.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> cost.ring(1000, parts=4)
+        Traffic(own=250.0, halo=750.0, sent=750.0, messages=3)
+    """
 
     own: float
-    """Rows that it owns."""
     halo: float
-    """Rows that it receives."""
     sent: float
-    """Rows that it sends; a row that several ranks read counts several times."""
     messages: int
-    """Ranks that it receives from."""
 
 
 class Step(NamedTuple):
-    """Work and exchanges of one step of a method."""
+    """The work and the exchanges of one step of a method.
+
+    Args:
+        row_seconds: seconds of the computation of a row.
+        row_bytes: bytes of a row in each exchange, those of the gradients too.
+        seconds: seconds of a rank, however few its rows: launches.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> cost.Step(1e-6, (512, 512))
+        Step(row_seconds=1e-06, row_bytes=(512, 512), seconds=0.0)
+    """
 
     row_seconds: float
-    """Of the computation of a row."""
     row_bytes: tuple[float, ...]
-    """Of a row in each exchange, those of the gradients too."""
     seconds: float = 0.0
-    """Of a rank, however few its rows: launches."""
 
 
 class Prediction(NamedTuple):
-    """Of one step on one network."""
+    """Time and efficiency of one step on one network, from `predict`.
+
+    Args:
+        network: the network.
+        seconds: of the step.
+        weak: time of one rank with a share of the rows and no exchange, over `seconds`.
+        strong: time of one rank with all rows, over the number of ranks times `seconds`.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> step = cost.Step(1e-6, (512,))
+        >>> print(cost.predict([cost.Traffic(1000, 0, 0, 0)], step, cost.NVLINK))
+        NVLink: 1 ms a step, 100.0% of it computation
+    """
 
     network: Network
     seconds: float
-    """Of the step."""
     weak: float
-    """Time of one rank with a share of the rows and no exchange, over `seconds`."""
     strong: float
-    """Time of one rank with all rows, over ranks times `seconds`."""
 
     def __str__(self) -> str:
         return f"{self.network.name}: {si(self.seconds)}s a step, {self.weak:.1%} of it computation"
 
 
 class Cost(NamedTuple):
-    """What a step costs a rank; `str()` of it is a readable report."""
+    """The cost of a step for a rank, from `explain`; `print` shows it as a report.
+
+    Args:
+        traffic: rows of an exchange.
+        step: work and exchanges.
+        predictions: one for each network.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import Halo, cost
+        >>> halo = Halo(torch.arange(4096), torch.arange(0))  # one rank
+        >>> cost.explain(halo, cost.Step(1e-6, (512, 512))).traffic.own
+        4096
+    """
 
     traffic: Traffic
     step: Step
@@ -114,12 +162,15 @@ class Cost(NamedTuple):
 
 
 def explain(halo: Halo, step: Step, networks: Sequence[Network] = (NVLINK, INFINIBAND)) -> Cost:
-    """What a step with a halo costs this rank.  No communication.
+    """What a step with a halo costs this rank, predicted without communication.
 
     Args:
         halo: the rows of other ranks.
         step: the work on a row, and the bytes of a row in each exchange.
-        networks: what to predict for.
+        networks: a prediction is made for each.
+
+    Returns:
+        A `Cost`.
 
     Example:
         >>> import torch
@@ -138,14 +189,24 @@ def explain(halo: Halo, step: Step, networks: Sequence[Network] = (NVLINK, INFIN
 def predict(
     ranks: Sequence[Traffic], step: Step, network: Network, overlapped: bool = False
 ) -> Prediction:
-    """Time and efficiency of a step.
+    """Time and efficiency of a step over ranks.
 
     Args:
-        ranks: traffic of each, of `traffic`, `boxes` or `ring`; one serves for ranks alike.
+        ranks: the traffic of each rank, of `traffic`, `boxes` or `ring`; one serves for equal
+            ranks.
         step: work and exchanges.
-        network: what connects all ranks.
-        overlapped: whether rows are under way while others are computed with, as in a ring and
-            between `halo.begin` and `halo.finish`; the longer of both then counts.
+        network: that connects all ranks.
+        overlapped: whether rows are sent while others are computed with, as in a ring and between
+            `halo.begin` and `halo.finish`; the longer of both then counts.
+
+    Returns:
+        A `Prediction`.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> step = cost.Step(1e-6, (512,))
+        >>> print(cost.predict([cost.Traffic(1000, 0, 0, 0)], step, cost.NVLINK))
+        NVLink: 1 ms a step, 100.0% of it computation
     """
     own = sum(rank.own for rank in ranks)
     slowest = max(_seconds(rank, step, network, overlapped) for rank in ranks)
@@ -156,13 +217,16 @@ def predict(
 
 
 def traffic(owner: Tensor, src: Tensor, dst: Tensor, parts: int) -> list[Traffic]:
-    """Traffic of each part of a graph whose edges are summed where dst is owned.
+    """Traffic of each part of a graph whose edges are summed by the owner of dst.
 
     Args:
-        owner: (N,) integers, the part that owns each row, e.g. of `Domains(…, parts=512).owner`.
+        owner: (N,) integers, the part that owns each row, such as of `Domains(…, parts=512).owner`.
         src: (E,) integers, the row that each edge reads.
-        dst: (E,) the row that it adds to.
+        dst: (E,) integers, the row that it adds to.
         parts: number of parts.
+
+    Returns:
+        A list with the `Traffic` of each part.
 
     Cost: a pass over the edges in one process, and a sort of those between parts.
 
@@ -184,15 +248,23 @@ def traffic(owner: Tensor, src: Tensor, dst: Tensor, parts: int) -> list[Traffic
 
 
 def boxes(own: float, density: float, reach: float, dim: int = 3) -> Traffic:
-    """Traffic of a box of space among boxes like it: a bound from above for isotropic cutoffs.
+    """Traffic of a box of space among boxes like it: an upper bound for isotropic cutoffs.
 
-    halo = density · ((a + 2 reach)^dim − a^dim)      own = density · a^dim
+        halo = density · ((a + 2 reach)^dim − a^dim)      own = density · a^dim
 
     Args:
-        own: rows in the box.
+        own: number of rows in the box.
         density: rows in a unit of space; for a surface, in a unit of area.
         reach: how far rows read.
         dim: 3 for space that is filled, 2 for surfaces.
+
+    Returns:
+        The `Traffic` of each rank.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> round(cost.boxes(own=1000, density=1.0, reach=1.0).halo)
+        728
     """
     side = (own / density) ** (1 / dim)
     around = 2 * math.ceil(reach / side) + 1
@@ -201,7 +273,20 @@ def boxes(own: float, density: float, reach: float, dim: int = 3) -> Traffic:
 
 
 def ring(rows: float, parts: int) -> Traffic:
-    """Traffic of a reduction over all pairs of rows, passed round a ring of parts."""
+    """Traffic of a reduction over all pairs of rows, passed round a ring of parts.
+
+    Args:
+        rows: number of rows of all parts.
+        parts: number of parts.
+
+    Returns:
+        The `Traffic` of each rank.
+
+    Example:
+        >>> from torchweft.distributed import cost
+        >>> cost.ring(1000, parts=4)
+        Traffic(own=250.0, halo=750.0, sent=750.0, messages=3)
+    """
     others = rows - rows / parts
     return Traffic(rows / parts, others, others, parts - 1)
 

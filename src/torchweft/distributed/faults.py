@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def propagate_errors(group: Group | None = None) -> Iterator[None]:
-    """End every rank where one raises.  Every rank of the group enters the block together.
+    """Ends every rank when one of them raises an error.  Every rank enters the block together.
 
     Either all ranks leave the block, or all end with the first error that was raised in it:
 
@@ -43,17 +43,20 @@ def propagate_errors(group: Group | None = None) -> Iterator[None]:
       results would be read as numbers.
 
     Each rank also writes the error to the log `torchweft.distributed.faults`.  After an error the
-    group is of no more use.  A process that is killed raises nothing: the others name the error of
-    the first that notices.
+    group cannot be used any more.  A process that is killed raises nothing: the others name the
+    error of the first that notices.
 
     Args:
         group: the ranks; None: all.
 
+    Returns:
+        A context manager.
+
     Raises:
         RankError: an error was raised on another rank.
 
-    Cost: one look into the store of torch.distributed in 0.2 s and rank, one barrier at the
-    end; nothing with one rank.
+    Cost: each rank reads the store of torch.distributed every 0.2 s; one barrier at the end;
+    nothing with one rank.
 
     Example:
         >>> import torchweft

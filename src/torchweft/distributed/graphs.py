@@ -22,13 +22,26 @@ __all__ = ["Shard", "ShardSize", "shard"]
 
 
 class ShardSize(NamedTuple):
-    """What a rank holds of a graph, and what it receives in an exchange of rows."""
+    """How much of a graph a rank holds, and receives in an exchange of rows, from `Shard.size`.
+
+    Args:
+        own_rows: number of rows that the rank owns.
+        halo_rows: number of rows of other ranks that it reads.
+        edges: number of its edges.
+        received_bytes: bytes of one exchange; a gradient sends as many back.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import shard
+        >>> src, dst = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])  # a ring
+        >>> shard(src, dst, 4, rank=1, world_size=2).size(channels=64).received_bytes
+        256
+    """
 
     own_rows: int
     halo_rows: int
     edges: int
     received_bytes: int
-    """Of one exchange; a gradient sends as many back."""
 
     def __str__(self) -> str:
         return (
@@ -38,18 +51,30 @@ class ShardSize(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A rank's part of a graph; rows are numbered own first, then needed ones."""
+    """A rank's part of a graph, from `shard`; rows are numbered own first, then needed ones.
+
+    Args:
+        global_ids: (n,) int64, the numbers of the rows that the rank owns, ascending.
+        needed: (h,) int64, the numbers of the rows of others that its edges read, by owner.
+        src: (e,) int64, the row below n + h that each edge reads.
+        dst: (e,) int64, the row below n that it adds to.
+        edges: (e,) int64, the places of the edges in the whole list, ascending: the index of
+            tensors that belong to edges.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import shard
+        >>> src, dst = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])  # a ring
+        >>> part = shard(src, dst, 4, rank=1, world_size=2)
+        >>> part.global_ids, part.needed
+        (tensor([2, 3]), tensor([1]))
+    """
 
     global_ids: Tensor
-    """(n,) numbers of the rows that the rank owns, ascending."""
     needed: Tensor
-    """(h,) numbers of the rows of others that its edges read, by owner."""
     src: Tensor
-    """(e,) the row below n + h that each edge reads."""
     dst: Tensor
-    """(e,) the row below n that it adds to."""
     edges: Tensor
-    """(e,) the edges' places in the whole list, ascending: tensors of edges follow by them."""
 
     def halo(self, group: Group | None = None) -> Halo:
         """The halo of these rows.  Every rank of the group must call it."""

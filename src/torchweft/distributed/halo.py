@@ -148,7 +148,7 @@ class Halo:
             y: (n + h, ...), of own rows and of the halo's; floating point or complex.
 
         Returns:
-            (n, ...): own rows, and what other ranks had for them, in y's dtype; sums of 16-bit
+            (n, ...), own rows plus the parts of other ranks, in y's dtype; sums of 16-bit
             rows are formed in float32.  Differentiable to any order, repeatable to the bit.
         """
         if self._alone():

@@ -60,7 +60,7 @@ def by_position(
     _check_parts(parts)
     if positions.dim() != 2:
         raise ShapeError(
-            f"positions is {tuple(positions.shape)}: it must be (N, D), a row for each owner. "
+            f"positions is {tuple(positions.shape)}: it must be (N, D), a position for each row. "
             "Pass such a tensor."
         )
     if weights is not None and weights.shape != positions.shape[:1]:
@@ -116,7 +116,7 @@ def _cut(weights: Tensor | None, rows: int, left: int, parts: int) -> int:
 def by_metis(src: Tensor, dst: Tensor, num_nodes: int, parts: int) -> Tensor:
     """Owners of a graph's rows by METIS: few edges between parts, and even parts.
 
-    Rows weigh by themselves and by the edges that add to them, half each.
+    Parts are balanced in rows and in the edges that add to them, with equal weights.
 
     Args:
         src: (E,) the row that each edge reads.
@@ -132,6 +132,13 @@ def by_metis(src: Tensor, dst: Tensor, num_nodes: int, parts: int) -> Tensor:
         ShapeError, DTypeError, IndexRangeError: the edges do not fit each other, or N.
 
     Source: Karypis and Kumar, doi:10.1137/S1064827595287997.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import by_metis
+        >>> src, dst = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])  # a ring
+        >>> by_metis(src, dst, num_nodes=4, parts=2)  # doctest: +SKIP
+        tensor([0, 0, 1, 1])
     """
     pymetis = _pymetis()
     _check_parts(parts)

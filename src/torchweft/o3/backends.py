@@ -44,6 +44,6 @@ def refuse_backend(backend: str, device: str, what: str) -> NoReturn:
     """Raise BackendError: a backend was requested whose kernels cannot compute `what`."""
     choose(backend, device)  # raises, if it can serve nothing here
     raise BackendError(
-        f"backend={backend!r} was asked for {what}, which its kernels do not hold. "
+        f"backend={backend!r} was asked for {what}, for which it has no kernels. "
         "Build the module with backend=None or 'torch'."
     )

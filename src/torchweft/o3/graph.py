@@ -106,11 +106,14 @@ class Tables(NamedTuple):
 
 
 class Graph:
-    """Edges from src to dst, checked and sorted once; any multigraph.
+    """The edges of a graph, from row src[e] to row dst[e], checked and sorted once for all layers.
+
+    Any directed multigraph: edges in any order, repeated edges, self loops, nodes without edges.
+    Passed to `TensorProductConv` and other layers in place of src and dst.
 
     Args:
         src: (E,) int64 or int32, the row that each edge reads.
-        dst: (E,) the row that each edge adds to.
+        dst: (E,) int64 or int32, the row that each edge adds to.
         num_nodes: number of rows of the result; None: one more than the largest number in src and
             dst.
         num_sources: number of rows that edges read from; None: num_nodes.
@@ -122,12 +125,25 @@ class Graph:
         ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
         IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
-    Holds copies of src and dst, which later changes of these do not reach.
+    The graph holds copies of src and dst, int32 where all numbers are below 2^31: later changes of
+    these have no effect on it.
 
-    Cost: two sorts of E numbers and one read by the host (none inside torch.compile and in a
+    Cost: two sorts of E numbers, and one read by the host (none inside torch.compile, nor in a
     function of `torchweft.capture`, where rows of many thousand edges are then not cut into
-    pieces).  Inside torch.compile, create the graph once and pass it to all layers: a layer that is
-    given src and dst sorts them itself.
+    pieces).  Inside torch.compile, create the graph once and pass it to all layers: a layer that
+    is given src and dst sorts them itself.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> src, dst = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0, 0, 1])
+        >>> graph = o3.Graph(src, dst, num_nodes=3)
+        >>> graph
+        Graph(4 edges, 3 to 3 rows)
+        >>> conv = o3.TensorProductConv("4x0e", "1x0e", "4x0e", [(0, 0, 0, "uvu", True)])
+        >>> x, y, weight = torch.randn(3, 4), torch.randn(4, 1), torch.randn(4, conv.weight_numel)
+        >>> conv(x, y, weight, graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(
@@ -424,7 +440,7 @@ def _check_sizes(**sizes: int | None) -> None:
         if size is not None and (not hasattr(size, "__index__") or size < 0):
             raise ShapeError(
                 f"{name} is {size!r}: it must be an integer, 0 or more, or None. "
-                "Pass how many rows there are."
+                "Pass the number of rows."
             )
 
 

@@ -32,15 +32,19 @@ class SignalOnGrid(NamedTuple):
 class SphericalTensor(Irreps):
     """The irreps of a signal on the sphere: f(x) = Σ_l A_l · Y_l(x), (P f)(x) = p_val f(p_arg x).
 
+    Harmonics have the normalization "integral".  Signals are rows A (…, (L+1)²).
+
     Args:
         lmax: the highest degree L.
         p_val: 1 or -1, the sign of f under inversion.
         p_arg: 1 or -1, the sign of x.
 
-    Harmonics have the normalization "integral".  Signals are rows A (…, (L+1)²).
+    Source: e3nn's class of this name, https://github.com/e3nn/e3nn.
 
-    >>> SphericalTensor(3, 1, -1)
-    1x0e+1x1o+1x2e+1x3o
+    Example:
+        >>> from torchweft import o3
+        >>> o3.SphericalTensor(3, 1, -1)
+        1x0e+1x1o+1x2e+1x3o
     """
 
     __slots__ = ()
@@ -149,7 +153,15 @@ class SphericalTensor(Irreps):
         return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], -1)
 
     def signal_xyz(self, signal: Tensor, r: Tensor) -> Tensor:
-        """f(r/|r|): (*A, *B) of signals (*A, dim) at points (*B, 3)."""
+        """f(r/|r|): values of signals at points.
+
+        Args:
+            signal: (*A, dim), coefficients.
+            r: (*B, 3), points; their lengths do not matter.
+
+        Returns:
+            (*A, *B).
+        """
         check_rows("signal", signal, self, self)
         values: Tensor = torch.tensordot(signal, self._harmonics(r), ([-1], [-1]))
         return values
@@ -247,7 +259,10 @@ class SphericalTensor(Irreps):
 
 
 class CartesianTensor(Irreps):
-    """The irreps of Cartesian tensors t_ij… with symmetries.
+    """The irreps of Cartesian tensors t_ij… with index symmetries, and the change of basis.
+
+    Methods take `rtp`, a ReducedTensorProducts from `reduced_tensor_products`; None: one is made,
+    whose table is computed once.
 
     Args:
         formula: indices and symmetries, see ReducedTensorProducts: "ij=ji", "ij=-ji", "ijk=jik".
@@ -256,17 +271,19 @@ class CartesianTensor(Irreps):
         formula: as given.
         indices: of the formula.
 
-    Methods take `rtp`, a ReducedTensorProducts from `reduced_tensor_products`; None: one is made,
-    whose table is computed once.
+    Source: e3nn's class of this name, https://github.com/e3nn/e3nn.
 
-    >>> tensor = CartesianTensor("ij=ji")
-    >>> tensor
-    1x0e+1x2e
-    >>> t = torch.arange(9.0).view(3, 3)
-    >>> tensor.to_cartesian(tensor.from_cartesian(t)).round(decimals=4)  # (t + tᵀ) / 2
-    tensor([[0., 2., 4.],
-            [2., 4., 6.],
-            [4., 6., 8.]])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> tensor = o3.CartesianTensor("ij=ji")
+        >>> tensor
+        1x0e+1x2e
+        >>> t = torch.arange(9.0).view(3, 3)
+        >>> tensor.to_cartesian(tensor.from_cartesian(t)).round(decimals=4)  # (t + tᵀ) / 2
+        tensor([[0., 2., 4.],
+                [2., 4., 6.],
+                [4., 6., 8.]])
     """
 
     __slots__ = ("formula", "indices")
@@ -277,12 +294,27 @@ class CartesianTensor(Irreps):
         super().__init__(self.reduced_tensor_products().irreps_out)
 
     def reduced_tensor_products(self, data: Tensor | None = None) -> ReducedTensorProducts:
-        """The product of a vector for each index, on the device and in the dtype of the data."""
+        """The change of basis: a ReducedTensorProducts of one vector for each index.
+
+        Args:
+            data: a tensor of the device and dtype that it is for; None: torch's defaults.
+
+        Returns:
+            The module, for `rtp`.
+        """
         made = ReducedTensorProducts(self.formula, **dict.fromkeys(self.indices, "1o"))  # type: ignore[arg-type]
         return made if data is None else made.to(data.device, data.dtype)
 
     def from_cartesian(self, data: Tensor, rtp: ReducedTensorProducts | None = None) -> Tensor:
-        """(…, dim) of tensors (…, 3, 3, …): z = Q t; what lacks the symmetries is left out."""
+        """z = Q t: the irreps of Cartesian tensors.
+
+        Args:
+            data: t, (…, 3, 3, …); a part without the symmetries is projected out.
+            rtp: see the class.
+
+        Returns:
+            (…, dim).
+        """
         count = len(self.indices)
         if data.shape[-count:] != (3,) * count:
             raise ShapeError(
@@ -294,13 +326,29 @@ class CartesianTensor(Irreps):
         return rtp.as_input(flat @ rtp.change_of_basis.flatten(1).mT, data)
 
     def from_vectors(self, *xs: Tensor, rtp: ReducedTensorProducts | None = None) -> Tensor:
-        """(…, dim) of x_1 ⊗ x_2 ⊗ …, for vectors (…, 3)."""
+        """The irreps of x_1 ⊗ x_2 ⊗ ….
+
+        Args:
+            *xs: vectors (…, 3), one for each index.
+            rtp: see the class.
+
+        Returns:
+            (…, dim).
+        """
         rtp = self.reduced_tensor_products(xs[0]) if rtp is None else rtp
         found: Tensor = rtp(*xs)
         return found
 
     def to_cartesian(self, data: Tensor, rtp: ReducedTensorProducts | None = None) -> Tensor:
-        """(…, 3, 3, …) of rows (…, dim): t = Σ_k z_k Q_k, the inverse of `from_cartesian`."""
+        """t = Σ_k z_k Q_k: Cartesian tensors of irreps, the inverse of `from_cartesian`.
+
+        Args:
+            data: z, (…, dim).
+            rtp: see the class.
+
+        Returns:
+            (…, 3, 3, …).
+        """
         check_rows("data", data, self, self)
         rtp = self.reduced_tensor_products(data) if rtp is None else rtp
         basis = rtp.change_of_basis

@@ -25,9 +25,10 @@ __all__ = [
     "radius_graph",
 ]
 
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """Graphs of near points are found by reductions, which are loaded when first used."""
-    if name in ("knn_graph", "radius_graph"):
-        return getattr(importlib.import_module("torchweft.reductions.graphs"), name)
-    raise AttributeError(f"module 'torchweft.products' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Graphs of near points are found by reductions, which are loaded when first used."""
+        if name in ("knn_graph", "radius_graph"):
+            return getattr(importlib.import_module("torchweft.reductions.graphs"), name)
+        raise AttributeError(f"module 'torchweft.products' has no attribute {name!r}")

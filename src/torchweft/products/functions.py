@@ -10,19 +10,22 @@ segment operations, see docs/families/products.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import torch
 from torch import Tensor
 
-from torchweft.core.explain import explain
+from torchweft.core.explain import Explanation, explain
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
 from torchweft.core.table_copies import copies_of, is_constant, unreadable
 from torchweft.core.tables import TensorCache
 from torchweft.errors import ShapeError
+from torchweft.products.docstrings import docstring
 from torchweft.products.forms import (
     CANONICAL,
     LAYOUTS,
@@ -36,16 +39,24 @@ from torchweft.products.forms import (
 from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables, as_info, largest
 from torchweft.products.operator import product
 
-Function = Callable[..., Tensor]
+P = ParamSpec("P")
 
 
-class ProductFunction(Protocol):
+class ProductFunction(Protocol[P]):
     """A public function of a product."""
 
-    explain: Any
+    __name__: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """The product."""
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """What a call launches, and the bytes and operations that it cannot avoid; it runs once.
+
+        The arguments are those of the function.  The `Explanation` has the fields name, launches
+        (of each its backend, kernel, tile, number of programs and workspace), bytes_min and flops;
+        `print` shows it as text.
+        """
 
 
 _casts: TensorCache[Tensor] = TensorCache()
@@ -108,241 +119,166 @@ def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> i
     return out_size
 
 
-_FORMULAS = {
-    "mul": ("x[n,i,c] · y[n,j,c]", "(N, M, C)"),
-    "outer": ("x[n,i,c] · y[n,j,d]", "(N, M, C1, C2)"),
-    "inner": ("Σ_c x[n,i,c] · y[n,j,c]", "(N, M)"),
-    "vecmat": ("Σ_c x[n,i,c] · y[n,j,c,d]", "(N, M, Cout)"),
-    "vecsca": ("x[n,i,c] · y[n,j]", "(N, M, C)"),
-    "scavec": ("x[n,i] · y[n,j,c]", "(N, M, C)"),
-    "mat_t_vec": ("Σ_c x[n,i,c,d] · y[n,j,c]", "(N, M, Cout)"),
-}
-
-_ROWS = {
-    op: f"""\
-        Rows of {inputs} may also be numbers, (rows,), or have several dimensions,
-        (N, rows, ...){shape}.
-"""
-    for op, inputs, shape in (
-        ("mul", "both inputs", ", of one shape, which those of the result have too"),
-        ("inner", "both inputs", ", of one shape, all of which the sum is over"),
-        ("vecsca", "input1", "; those of the result have their shape"),
-        ("scavec", "input2", "; those of the result have their shape"),
-    )
-}
-
-_SCALE_GATHER_DOC = """z[n,m] = Σ_{{k ∈ segment m}} s[t] · {formula},  t = gather_index[k].
-
-    Here i = index1[t] and j = index2[t]; x is input1, y is input2, s is scale.
-
-    Args:
-        input1: {layout1}; without N it is shared over N.
-        input2: {layout2}; without N it is shared over N.
-        scale: (T,) in the inputs' dtype or in the one sums are formed in; None is 1.
-        index1: (T,) rows of input1, int32 or int64; None is the identity.
-        index2: (T,) rows of input2; None is the identity.
-        seg: (M+1,) bounds, not decreasing: row m sums the entries seg[m] .. seg[m+1]-1.
-            None: every term is a row of its own.
-        gather_index: entry k stands for term gather_index[k]; repeats are allowed; needs seg.
-        index_out: output row of each segment (or term); equal ones add.
-        out: a tensor to write the result into; not together with gradients.
-        out_accumulated: sum over n as well; the output has no N.
-        out_size: number of output rows M; rows that nothing reaches are zero.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
-
-    Returns:
-        {result} in the inputs' dtype; without N where out_accumulated or both inputs are shared.
-{rows}
-    Raises:
-        WeftError: inputs or tables that do not fit, with what to do.  Values of tables are checked
-            on the CPU always, on a GPU under TORCHWEFT_CHECK=1.
-
-    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|s x y|, K terms a row, u the dtype's unit round-off,
-    u_acc that of float32 (float64 for float64).  Differentiable in input1, input2 and scale, to
-    any order; bitwise repeatable; no host synchronisation once the tables' plan exists.
-    Moves at least each input row that is named and the output once.
-    """
-
-_SPARSE_DOC = """`indexed_{op}_scale_gather` over the tables of an info.
-
-    Args:
-        input1: see `indexed_{op}_scale_gather`.
-        input2: see `indexed_{op}_scale_gather`.
-        info_fwd: the tables; its scale is cast to the dtype that sums are formed in.
-        info_bwd1: the tables of the gradient of input1, as `sparse_product_infos` gives them.
-            Gradients come from info_fwd's own transposes; this one must agree with it in size.
-        info_bwd2: likewise for input2.
-        out_accumulated: sum over n as well; the output has no N.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
-    """
-
-_THIN_DOC = "z[n,m] = Σ_{{k ∈ segment m}} {formula}: `indexed_{op}_scale_gather` with {what}."
-
-
-def _scale_gather(op: str) -> Function:
-    def function(
-        input1: Tensor,
-        input2: Tensor,
-        scale: Tensor | None = None,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        gather_index: Tensor | None = None,
-        index_out: Tensor | None = None,
-        out: Tensor | None = None,
-        out_accumulated: bool = False,
-        out_size: int | None = None,
-        backend: str | None = None,
-    ) -> Tensor:
-        tables = Tables(index1, index2, seg, gather_index, index_out)
-        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
-        return _into(out, result)
-
-    return function
-
-
-def _into(out: Tensor | None, result: Tensor) -> Tensor:
-    """The result, in `out` if that is given."""
+def _indexed_op_scale_gather(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    scale: Tensor | None = None,
+    index1: Tensor | None = None,
+    index2: Tensor | None = None,
+    seg: Tensor | None = None,
+    gather_index: Tensor | None = None,
+    index_out: Tensor | None = None,
+    out: Tensor | None = None,
+    out_accumulated: bool = False,
+    out_size: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    tables = Tables(index1, index2, seg, gather_index, index_out)
+    result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
     if out is None:
         return result
     check_out(out, result)
     return out.copy_(result)
 
 
-def _sparse(op: str) -> Function:
-    def function(
-        input1: Tensor,
-        input2: Tensor,
-        info_fwd: SparseProductInfo,
-        info_bwd1: SparseProductInfo | None = None,
-        info_bwd2: SparseProductInfo | None = None,
-        out_accumulated: bool = False,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        factors, *given, out_size = as_info("info_fwd", info_fwd, SparseProductInfo)
-        scale, tables = _cast(factors, input1), Tables(*given)
-        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
-        for name, info, operand, layout in (
-            ("info_bwd1", info_bwd1, input1, LAYOUTS[op][0]),
-            ("info_bwd2", info_bwd2, input2, LAYOUTS[op][1]),
-        ):
-            if info is not None:
-                size = as_info(name, info, SparseProductInfo).out_size
-                _check_backward(name, size, operand, layout)
+def _indexed_op(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    index1: Tensor | None = None,
+    index2: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    return _indexed_op_scale_gather(
+        op, input1, input2, None, index1, index2, out=out, backend=backend
+    )
+
+
+def _indexed_op_scale_segment(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    scale: Tensor | None = None,
+    index1: Tensor | None = None,
+    index2: Tensor | None = None,
+    seg: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    return _indexed_op_scale_gather(
+        op, input1, input2, scale, index1, index2, seg, out=out, backend=backend
+    )
+
+
+def _op_segment(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    seg: Tensor,
+    out: Tensor | None = None,
+    *,
+    accumulated: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    return _indexed_op_segment(
+        op, input1, input2, None, None, seg, out, accumulated=accumulated, backend=backend
+    )
+
+
+def _indexed_op_segment(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    index1: Tensor | None = None,
+    index2: Tensor | None = None,
+    seg: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    accumulated: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    return _indexed_op_scale_gather(
+        op, input1, input2, None, index1, index2, seg,
+        out=out, out_accumulated=accumulated, backend=backend,
+    )  # fmt: skip
+
+
+def _accumulated_indexed_op_segment(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    index1: Tensor | None = None,
+    index2: Tensor | None = None,
+    seg: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    return _indexed_op_segment(
+        op, input1, input2, index1, index2, seg, out, accumulated=True, backend=backend
+    )
+
+
+def _sparse_op(
+    op: str,
+    input1: Tensor,
+    input2: Tensor,
+    info_fwd: SparseProductInfo,
+    info_bwd1: SparseProductInfo | None = None,
+    info_bwd2: SparseProductInfo | None = None,
+    out_accumulated: bool = False,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    factors, *given, out_size = as_info("info_fwd", info_fwd, SparseProductInfo)
+    scale, tables = _cast(factors, input1), Tables(*given)
+    result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
+    for name, info, operand, layout in (
+        ("info_bwd1", info_bwd1, input1, LAYOUTS[op][0]),
+        ("info_bwd2", info_bwd2, input2, LAYOUTS[op][1]),
+    ):
+        if info is not None:
+            size = as_info(name, info, SparseProductInfo).out_size
+            _check_backward(name, size, operand, layout)
+    return result
+
+
+def _published(form: Callable[Concatenate[str, P], Tensor], op: str) -> ProductFunction[P]:
+    """The public function of a form and a product, with its docstring and `explain`."""
+    name = form.__name__[1:].replace("op", op)
+    own: Any = FunctionType(form.__code__, form.__globals__, name, form.__defaults__)
+    own.__kwdefaults__, own.__qualname__ = form.__kwdefaults__, name  # for errors of its call
+
+    def function(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        result: Tensor = own(op, *args, **kwargs)
         return result
 
-    return function
+    def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
+        return explain(function, *args, **kwargs)
 
-
-def _thin(op: str, full: Function) -> Iterator[tuple[str, str, Function]]:
-    """(name, arguments it has, function) of the five forms with fewer arguments."""
-
-    def indexed(
-        input1: Tensor,
-        input2: Tensor,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        return full(input1, input2, None, index1, index2, out=out, backend=backend)
-
-    def indexed_scale_segment(
-        input1: Tensor,
-        input2: Tensor,
-        scale: Tensor | None = None,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        return full(input1, input2, scale, index1, index2, seg, out=out, backend=backend)
-
-    yield f"indexed_{op}", "indices alone", indexed
-    yield f"indexed_{op}_scale_segment", "scale, indices and segments", indexed_scale_segment
-    yield from _thin_accumulated(op, full)
-
-
-def _thin_accumulated(op: str, full: Function) -> Iterator[tuple[str, str, Function]]:
-    """Those of the five that may sum over n."""
-
-    def segment(
-        input1: Tensor,
-        input2: Tensor,
-        seg: Tensor,
-        out: Tensor | None = None,
-        *,
-        accumulated: bool = False,
-        backend: str | None = None,
-    ) -> Tensor:
-        return full(input1, input2, seg=seg, out=out, out_accumulated=accumulated, backend=backend)
-
-    def indexed_segment(
-        input1: Tensor,
-        input2: Tensor,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
-        accumulated: bool = False,
-        backend: str | None = None,
-    ) -> Tensor:
-        return full(
-            input1, input2, None, index1, index2, seg,
-            out=out, out_accumulated=accumulated, backend=backend,
-        )  # fmt: skip
-
-    def accumulated_indexed_segment(
-        input1: Tensor,
-        input2: Tensor,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        return indexed_segment(
-            input1, input2, index1, index2, seg, out, accumulated=True, backend=backend
-        )
-
-    also = "; `accumulated` is its `out_accumulated`"
-    yield f"{op}_segment", f"segments alone{also}", segment
-    yield f"indexed_{op}_segment", f"indices and segments{also}", indexed_segment
-    what = "indices and segments, summed over n"
-    yield f"accumulated_indexed_{op}_segment", what, accumulated_indexed_segment
-
-
-def _published(op: str) -> list[ProductFunction]:
-    """The seven public functions of a product, each with its docstring and `.explain`."""
-    formula, result = _FORMULAS[op]
-    layout1, layout2 = LAYOUTS[op]
-    words = {"op": op, "formula": formula, "result": result, "layout1": layout1, "layout2": layout2}
-    words["rows"] = _ROWS.get(op, "")
-    full = _scale_gather(op)
-    return [
-        _publish(full, f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words)),
-        *(
-            _publish(function, name, _THIN_DOC.format(what=what, **words))
-            for name, what, function in _thin(op, full)
-        ),
-        _publish(_sparse(op), f"sparse_{op}", _SPARSE_DOC.format(**words)),
-    ]
-
-
-def _publish(function: Any, name: str, doc: str) -> ProductFunction:
-    function.__name__ = function.__qualname__ = name
+    signature = inspect.signature(form)
+    _, *parameters = signature.parameters.values()
+    signature = signature.replace(parameters=parameters)
+    published: Any = function
     # code of its own: torch.compile counts recompilations by code object
-    function.__code__ = function.__code__.replace(co_name=name)
-    function.__doc__ = doc
-    function.explain = lambda *args, **kwargs: explain(function, *args, **kwargs)
-    published: ProductFunction = function
-    return published
+    published.__code__ = function.__code__.replace(co_name=name)
+    _describe(published, name, docstring(form.__name__[1:], op, signature), signature)
+    published.explain = explained
+    signature = signature.replace(return_annotation="Explanation")
+    _describe(explained, f"{name}.explain", ProductFunction.explain.__doc__, signature)
+    return published  # type: ignore[no-any-return]
+
+
+def _describe(function: Any, name: str, doc: str | None, signature: inspect.Signature) -> None:
+    """Give a function of any arguments the name, docstring and parameters that it shows."""
+    function.__qualname__, function.__doc__, function.__signature__ = name, doc, signature
+    function.__name__ = name.rpartition(".")[2]
+    annotations = {p.name: p.annotation for p in signature.parameters.values()}
+    function.__annotations__ = annotations | {"return": signature.return_annotation}
 
 
 def sparse_scale(
@@ -364,6 +300,22 @@ def sparse_scale(
     Returns:
         (N, out_size, C), or the rows' shape of the input, in its dtype; differentiable to any
         order.
+
+    Raises:
+        WeftError: an input or an info that does not fit.  Values of tables are checked on the CPU
+            always, on a GPU under TORCHWEFT_CHECK=1.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|scale x|, K terms a row, u the dtype's unit round-off,
+    u_acc that of float32 (float64 for float64).
+
+    Cost: each input row that is named is read, and the output written, once.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> forward, backward = products.sparse_scale_infos([0, 2, 2], [0, 0, 1], [1.0, 2.0, 3.0])
+        >>> products.sparse_scale(torch.tensor([[1.0], [5.0], [2.0]]), forward).tolist()
+        [[5.0], [6.0]]
     """
     info_fwd = as_info("info_fwd", info_fwd, SparseScaleInfo)
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
@@ -397,75 +349,61 @@ def _check_backward(name: str, out_size: int | None, operand: Tensor, layout: st
         )
 
 
-(
-    indexed_mul_scale_gather,
-    indexed_mul,
-    indexed_mul_scale_segment,
-    mul_segment,
-    indexed_mul_segment,
-    accumulated_indexed_mul_segment,
-    sparse_mul,
-) = _published("mul")
+indexed_mul_scale_gather = _published(_indexed_op_scale_gather, "mul")
+indexed_mul = _published(_indexed_op, "mul")
+indexed_mul_scale_segment = _published(_indexed_op_scale_segment, "mul")
+mul_segment = _published(_op_segment, "mul")
+indexed_mul_segment = _published(_indexed_op_segment, "mul")
+accumulated_indexed_mul_segment = _published(_accumulated_indexed_op_segment, "mul")
+sparse_mul = _published(_sparse_op, "mul")
 
-(
-    indexed_outer_scale_gather,
-    indexed_outer,
-    indexed_outer_scale_segment,
-    outer_segment,
-    indexed_outer_segment,
-    accumulated_indexed_outer_segment,
-    sparse_outer,
-) = _published("outer")
+indexed_outer_scale_gather = _published(_indexed_op_scale_gather, "outer")
+indexed_outer = _published(_indexed_op, "outer")
+indexed_outer_scale_segment = _published(_indexed_op_scale_segment, "outer")
+outer_segment = _published(_op_segment, "outer")
+indexed_outer_segment = _published(_indexed_op_segment, "outer")
+accumulated_indexed_outer_segment = _published(_accumulated_indexed_op_segment, "outer")
+sparse_outer = _published(_sparse_op, "outer")
 
-(
-    indexed_inner_scale_gather,
-    indexed_inner,
-    indexed_inner_scale_segment,
-    inner_segment,
-    indexed_inner_segment,
-    accumulated_indexed_inner_segment,
-    sparse_inner,
-) = _published("inner")
+indexed_inner_scale_gather = _published(_indexed_op_scale_gather, "inner")
+indexed_inner = _published(_indexed_op, "inner")
+indexed_inner_scale_segment = _published(_indexed_op_scale_segment, "inner")
+inner_segment = _published(_op_segment, "inner")
+indexed_inner_segment = _published(_indexed_op_segment, "inner")
+accumulated_indexed_inner_segment = _published(_accumulated_indexed_op_segment, "inner")
+sparse_inner = _published(_sparse_op, "inner")
 
-(
-    indexed_vecmat_scale_gather,
-    indexed_vecmat,
-    indexed_vecmat_scale_segment,
-    vecmat_segment,
-    indexed_vecmat_segment,
-    accumulated_indexed_vecmat_segment,
-    sparse_vecmat,
-) = _published("vecmat")
+indexed_vecmat_scale_gather = _published(_indexed_op_scale_gather, "vecmat")
+indexed_vecmat = _published(_indexed_op, "vecmat")
+indexed_vecmat_scale_segment = _published(_indexed_op_scale_segment, "vecmat")
+vecmat_segment = _published(_op_segment, "vecmat")
+indexed_vecmat_segment = _published(_indexed_op_segment, "vecmat")
+accumulated_indexed_vecmat_segment = _published(_accumulated_indexed_op_segment, "vecmat")
+sparse_vecmat = _published(_sparse_op, "vecmat")
 
-(
-    indexed_vecsca_scale_gather,
-    indexed_vecsca,
-    indexed_vecsca_scale_segment,
-    vecsca_segment,
-    indexed_vecsca_segment,
-    accumulated_indexed_vecsca_segment,
-    sparse_vecsca,
-) = _published("vecsca")
+indexed_vecsca_scale_gather = _published(_indexed_op_scale_gather, "vecsca")
+indexed_vecsca = _published(_indexed_op, "vecsca")
+indexed_vecsca_scale_segment = _published(_indexed_op_scale_segment, "vecsca")
+vecsca_segment = _published(_op_segment, "vecsca")
+indexed_vecsca_segment = _published(_indexed_op_segment, "vecsca")
+accumulated_indexed_vecsca_segment = _published(_accumulated_indexed_op_segment, "vecsca")
+sparse_vecsca = _published(_sparse_op, "vecsca")
 
-(
-    indexed_scavec_scale_gather,
-    indexed_scavec,
-    indexed_scavec_scale_segment,
-    scavec_segment,
-    indexed_scavec_segment,
-    accumulated_indexed_scavec_segment,
-    sparse_scavec,
-) = _published("scavec")
+indexed_scavec_scale_gather = _published(_indexed_op_scale_gather, "scavec")
+indexed_scavec = _published(_indexed_op, "scavec")
+indexed_scavec_scale_segment = _published(_indexed_op_scale_segment, "scavec")
+scavec_segment = _published(_op_segment, "scavec")
+indexed_scavec_segment = _published(_indexed_op_segment, "scavec")
+accumulated_indexed_scavec_segment = _published(_accumulated_indexed_op_segment, "scavec")
+sparse_scavec = _published(_sparse_op, "scavec")
 
-(
-    indexed_mat_t_vec_scale_gather,
-    indexed_mat_t_vec,
-    indexed_mat_t_vec_scale_segment,
-    mat_t_vec_segment,
-    indexed_mat_t_vec_segment,
-    accumulated_indexed_mat_t_vec_segment,
-    sparse_mat_t_vec,
-) = _published("mat_t_vec")
+indexed_mat_t_vec_scale_gather = _published(_indexed_op_scale_gather, "mat_t_vec")
+indexed_mat_t_vec = _published(_indexed_op, "mat_t_vec")
+indexed_mat_t_vec_scale_segment = _published(_indexed_op_scale_segment, "mat_t_vec")
+mat_t_vec_segment = _published(_op_segment, "mat_t_vec")
+indexed_mat_t_vec_segment = _published(_indexed_op_segment, "mat_t_vec")
+accumulated_indexed_mat_t_vec_segment = _published(_accumulated_indexed_op_segment, "mat_t_vec")
+sparse_mat_t_vec = _published(_sparse_op, "mat_t_vec")
 
 __all__ = [
     "accumulated_indexed_inner_segment",

@@ -31,6 +31,7 @@ __all__ = [
 
 Index = Sequence[int] | range | np.ndarray[Any, Any] | Tensor
 Scale = Sequence[float] | np.ndarray[Any, Any] | Tensor
+Place = torch.device | torch.dtype | Tensor | str | int | bool | None
 
 I = TypeVar("I", bound="Movable")  # noqa: E741 - an info
 
@@ -41,9 +42,17 @@ class Movable:
     def __init_subclass__(cls) -> None:
         torch.serialization.add_safe_globals([cls])  # torch.load(weights_only=True), its default
 
-    def to(self: I, *args: Any, **kwargs: Any) -> I:
-        """On another device, or with real numbers in another dtype; indices stay integer."""
-        device, dtype, non_blocking, _ = parse_to(*args, **kwargs)
+    def to(self: I, *args: Place, **kwargs: Place) -> I:
+        """On another device, or with real numbers in another dtype; indices stay integer.
+
+        Args:
+            args: what `torch.Tensor.to` takes: a device, a dtype, both, or a tensor that has them.
+            kwargs: likewise: device, dtype, non_blocking.
+
+        Returns:
+            The info of the moved tables.
+        """
+        device, dtype, non_blocking, _ = parse_to(*args, **kwargs)  # type: ignore[call-overload]
         return self._each(
             lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking)
         )
@@ -87,9 +96,27 @@ class _ProductFields(NamedTuple):
 class SparseProductInfo(Movable, _ProductFields):
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index1[t]] ∘ y[n,index2[t]] as one value.
 
-    Fields are those of `indexed_{op}_scale_gather` (`seg_out` is its `seg`); None is the identity.
-    Infos that functions build hold tables of their own, which calls take as they are; tables of an
-    info built by hand are compared at each call with what its plan was made of, as all tables are.
+    The tables of an info that `sparse_product_info` builds are its own, and calls take them as they
+    are.  Tables of an info built by hand are compared at each call with what its plan was made of,
+    as all tables are.
+
+    Args:
+        scale: (T,) factors, in the dtype that sums are formed in, or cast at the call; None is 1.
+        index1: (T,) rows of the first input, int32 or int64; None is the identity.
+        index2: (T,) rows of the second input; None is the identity.
+        seg_out: (M+1,) bounds of the terms of each output row; None: each term is a row.
+        gather_index: entry k of a segment stands for term gather_index[k]; None is the identity.
+        index_out: output row of each segment (or term); None is the identity.
+        out_size: number of output rows.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> index, seg = torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3])
+        >>> info = products.SparseProductInfo(index1=index, seg_out=seg, out_size=2)
+        >>> x, w = torch.tensor([[1.0], [2.0], [4.0]]), torch.ones(3)  # rows, and a weight a term
+        >>> products.sparse_vecsca(x, w, info.to("cpu")).tolist()
+        [[5.0], [2.0]]
     """
 
     __slots__ = ()
@@ -104,7 +131,22 @@ class _ScaleFields(NamedTuple):
 
 
 class SparseScaleInfo(Movable, _ScaleFields):
-    """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index[t]] as one value; None is the identity."""
+    """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index[t]] as one value.
+
+    Args:
+        scale: (T,) factors, in the dtype that sums are formed in, or cast at the call; None is 1.
+        index: (T,) rows of the input, int32 or int64; None is the identity.
+        seg_out: (M+1,) bounds of the terms of each output row; None: each term is a row.
+        index_out: output row of each segment (or term); None is the identity.
+        out_size: number of output rows.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> info = products.SparseScaleInfo(index=torch.tensor([1, 0]), out_size=2)
+        >>> products.sparse_scale(torch.tensor([[1.0], [2.0]]), info).tolist()
+        [[2.0], [1.0]]
+    """
 
     __slots__ = ()
 
@@ -145,6 +187,19 @@ def sparse_product_info(
 
     Returns:
         The info, its terms in a stable order of the output row, with `seg_out`.
+
+    Raises:
+        ShapeError: no index is given, or lengths differ.
+        DTypeError: indices that are not integers.
+        IndexRangeError: a negative index, or an out_size that is too small.
+
+    Cost: one sort of T rows.
+
+    Example:
+        >>> from torchweft import products
+        >>> info = products.sparse_product_info(index1=[0, 2, 1], index=[1, 0, 1])
+        >>> info.index1.tolist(), info.seg_out.tolist(), info.out_size
+        ([2, 0, 1], [0, 1, 3], 2)
     """
     given = {"index1": index1, "index2": index2, "index": index}
     tables = {name: _index(name, i) for name, i in given.items() if i is not None}
@@ -192,7 +247,29 @@ def sparse_product_infos(
 ) -> tuple[SparseProductInfo, SparseProductInfo, SparseProductInfo]:
     """The info of a product and of its two gradients: (1, 2, out), (2, out, 1), (out, 1, 2).
 
-    `in1_size` and `in2_size` are the rows of the inputs; the others as in `sparse_product_info`.
+    Args:
+        index1: (T,) rows of the first input; None is the identity.
+        index2: (T,) rows of the second input; None is the identity.
+        index: (T,) output rows; None is the identity.  At least one index must be given.
+        scale: (T,) factors; Python numbers become float64 and are cast at the call.
+        out_size: output rows; max(index) + 1 if left out.
+        in1_size: rows of the first input; max(index1) + 1 if left out.
+        in2_size: rows of the second input; max(index2) + 1 if left out.
+
+    Returns:
+        info_fwd, info_bwd1 and info_bwd2 of `sparse_{op}`, which needs the first alone.
+
+    Raises:
+        WeftError: see `sparse_product_info`.
+
+    Cost: three sorts of T rows.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import products
+        >>> infos = products.sparse_product_infos([0, 1, 1], [2, 0, 1], [0, 0, 1])
+        >>> products.sparse_mul(torch.ones(2, 4), torch.ones(3, 4), *infos).shape
+        torch.Size([2, 4])
     """
     return (
         sparse_product_info(index1, index2, index, scale, out_size),
@@ -208,7 +285,29 @@ def sparse_scale_infos(
     out_size: int | None = None,
     in_size: int | None = None,
 ) -> tuple[SparseScaleInfo, SparseScaleInfo]:
-    """The infos of z[n,M] = Σ_{t: index_out[t] = M} scale[t] · x[n,index[t]] and its gradient."""
+    """The infos of z[n,M] = Σ_{t: index_out[t] = M} scale[t] · x[n,index[t]] and of its gradient.
+
+    Args:
+        index: (T,) rows of the input; None is the identity.
+        index_out: (T,) output rows; None is the identity.  At least one index must be given.
+        scale: (T,) factors; Python numbers become float64 and are cast at the call.
+        out_size: output rows; max(index_out) + 1 if left out.
+        in_size: rows of the input; max(index) + 1 if left out.
+
+    Returns:
+        info_fwd and info_bwd of `sparse_scale`, which needs the first alone.
+
+    Raises:
+        WeftError: see `sparse_product_info`.
+
+    Cost: two sorts of T rows.
+
+    Example:
+        >>> from torchweft import products
+        >>> forward, backward = products.sparse_scale_infos([0, 2, 2], [0, 0, 1], [1.0, 2.0, 3.0])
+        >>> forward.out_size, backward.out_size
+        (2, 3)
+    """
     forward = sparse_product_info(index, None, index_out, scale, out_size)
     backward = sparse_product_info(index_out, None, index, scale, in_size)
     return tuple(  # type: ignore[return-value]

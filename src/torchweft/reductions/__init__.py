@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torchweft.reductions import cluster
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine.nearest import nearest
-from torchweft.reductions.genred import (
-    Genred,
+from torchweft.reductions.generic import (
     generic_argkmin,
     generic_argmin,
     generic_logsumexp,
     generic_sum,
 )
+from torchweft.reductions.genred import Genred
 from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
 from torchweft.reductions.solve import KernelSolve, conjugate_gradient
 from torchweft.reductions.transport.samples_loss import SamplesLoss
@@ -45,11 +45,12 @@ __all__ = [
     "source",
 ]
 
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """`source` prints kernels: it is loaded when first used, since it imports triton."""
-    if name == "source":
-        from torchweft.reductions.gpu.launch import source
+    def __getattr__(name: str) -> Any:
+        """`source` prints kernels: it is loaded when first used, since it imports triton."""
+        if name == "source":
+            from torchweft.reductions.gpu.launch import source
 
-        return source
-    raise AttributeError(f"module 'torchweft.reductions' has no attribute {name!r}")
+            return source
+        raise AttributeError(f"module 'torchweft.reductions' has no attribute {name!r}")

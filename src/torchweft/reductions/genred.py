@@ -1,15 +1,11 @@
-"""Reductions of formula strings, for tensors that come later: Genred, and generic functions.
-
-A generic function takes its axis from its output: "a = Vi(1)" reduces over j.
-"""
+"""Reductions of formula strings, for tensors that come later: `Genred`."""
 
 from __future__ import annotations
 
-import inspect
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +21,7 @@ from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduction_
 from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.formula.parse import parse_variable
+from torchweft.reductions.keywords import accuracy
 from torchweft.reductions.variables import (
     NO_EXTENT,
     Extent,
@@ -41,19 +38,10 @@ from torchweft.reductions.variables import (
 )
 
 __all__ = [
-    "ACCURACY_KEYWORDS",
-    "CALL_KEYWORDS",
-    "DEFAULT_OPTIONS",
     "Genred",
     "ReductionSpec",
-    "accuracy",
     "directly",
-    "generic_argkmin",
-    "generic_argmin",
-    "generic_logsumexp",
-    "generic_sum",
     "reduction_spec",
-    "require_keywords",
     "run",
 ]
 
@@ -63,9 +51,6 @@ OTHER_NAMES = {
     "Max_SumShiftExpWeight": "Max_SumShiftExp",
 }
 NEIGHBOUR_KINDS = ("KMin", "ArgKMin", "KMin_ArgKMin")
-PRECISIONS = (None, "ieee", "tf32x3", "tf32", "bf16")
-SCHEMES = ("auto", "direct_sum", "block_sum", "kahan_scheme")
-ACCUMULATORS = ("auto", "float16", "float32", "float64")
 OWN_BACKENDS = ("torch", "numba", "triton")
 GPU_BACKENDS = ("GPU", "GPU_1D", "GPU_2D")
 BACKENDS = ("auto", "CPU", *GPU_BACKENDS, *OWN_BACKENDS)
@@ -125,51 +110,6 @@ def _count(name: str, kind: str, opt_arg: Any) -> int:
             "as opt_arg."
         )
     return operator.index(opt_arg)
-
-
-def accuracy(
-    dtype_acc: str = "auto",
-    use_double_acc: bool = False,
-    sum_scheme: str = "auto",
-    precision: str | None = None,
-    **_without_effect: Any,
-) -> Options:
-    """The options of pykeops' keywords; sums are at least as accurate as these require."""
-    for name, value, known in (
-        ("dtype_acc", dtype_acc, ACCUMULATORS),
-        ("sum_scheme", sum_scheme, SCHEMES),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in known:
-            raise DTypeError(
-                f"{name} is {value!r}: it must be one of {', '.join(map(repr, known))}. "
-                "Pass one of them, or leave it out."
-            )
-    if use_double_acc and dtype_acc not in ("auto", "float64"):
-        raise DTypeError(
-            f"use_double_acc is given with dtype_acc={dtype_acc!r}: they must say the same. "
-            "Leave one out."
-        )
-    if use_double_acc or dtype_acc == "float64":
-        return Options(precision, "float64")
-    return Options(precision, "kahan" if sum_scheme == "kahan_scheme" else "auto")
-
-
-DEFAULT_OPTIONS = accuracy()
-"""The default options."""
-
-CALL_KEYWORDS = ("backend", "device_id", "ranges", "out")
-"""The keywords of `run`."""
-
-
-def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise TypeError for a keyword that is not known."""
-    for keyword in given:
-        if keyword not in known:
-            raise TypeError(
-                f"{name} is given the keyword {keyword!r}: it takes {', '.join(known)}. Leave it "
-                "out, or pass one of these."
-            )
 
 
 def run(
@@ -374,6 +314,25 @@ class Genred:
         sum_scheme: "kahan_scheme" compensates; the others sum blocks.
         precision: of products on tensor cores, "ieee", "tf32x3", "tf32" or "bf16"; None uses
             tensor cores where a bound shows the error of float32.
+
+    Raises:
+        ShapeError: a formula that cannot be read, or whose dimensions do not fit; an unknown
+            reduction or axis; a weight or K that is missing or not needed.
+        DTypeError: formula or aliases are no text; an unknown value of dtype_acc, sum_scheme or
+            precision.
+
+    Error: that of the formula in plain PyTorch, and of sums u|z*| + 4√N·2⁻²⁴ Σ|f| (2⁻⁵³ for
+    float64), u the dtype's unit round-off.  Differentiable to any order.
+
+    Source: the names and formulas of pykeops.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import Genred
+        >>> aliases = ["x = Vi(3)", "y = Vj(3)", "b = Vj(2)"]
+        >>> gaussian_sum = Genred("Exp(-SqDist(x, y)) * b", aliases, axis=1)
+        >>> gaussian_sum(torch.rand(5, 3), torch.rand(7, 3), torch.rand(7, 2)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -405,12 +364,12 @@ class Genred:
 
     def __call__(
         self,
-        *args: Any,
+        *args: Tensor,
         backend: str | None = "auto",
         device_id: int = -1,
         ranges: Any = None,
-        out: Any = None,
-    ) -> Any:
+        out: Tensor | None = None,
+    ) -> Tensor:
         """The reduction of these tensors.
 
         Args:
@@ -422,15 +381,27 @@ class Genred:
             ranges: (ranges_i, slices_i, redranges_j, ranges_j, slices_j, redranges_i), or a
                 `BlockSparsity`.
             out: contiguous memory for the result, of its shape and dtype.
+
+        Returns:
+            (..., M, E), or (..., N, E) over i, in the dtype of the arguments, indices int64.
+            Min_ArgMin, Max_ArgMax, KMin_ArgKMin and Max_SumShiftExp return a pair, which type
+            checkers take for one tensor and which is unpacked likewise.
+
+        Raises:
+            WeftError: arguments that do not fit their declarations or each other.
+
+        Cost: M · N evaluations of the formula; memory for the arguments and the result alone.
         """
         tensors, at_once, key = self._tensor(args), None, None
         if ranges is None and out is None:
             key = direct.kinds(tensors, self._spec.kind, backend, device_id)
             at_once = None if key is None else self._direct.get(key)
             if at_once:
-                return self._finished(at_once(tensors))
+                done: Tensor = self._finished(at_once(tensors))
+                return done
         key = None if at_once is False else key
-        return self._called(tensors, key, backend, device_id, ranges, out)
+        result: Tensor = self._called(tensors, key, backend, device_id, ranges, out)
+        return result
 
     @together
     def _called(
@@ -480,13 +451,6 @@ class Genred:
         return x
 
 
-_REDUCTION = ("formula", "aliases", "reduction_op", "axis", "opt_arg", "formula2")
-
-ACCURACY_KEYWORDS = tuple(
-    name for name in inspect.signature(Genred).parameters if name not in _REDUCTION
-)
-"""The keywords of `accuracy`."""
-
 _VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
 
 _Declared = tuple[int, str, int, int]
@@ -528,29 +492,6 @@ def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
     return f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"
 
 
-G = TypeVar("G", bound=Genred)
-
-
-def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
-    """Σ f: `Genred` whose axis comes from `output`, as "a = Vi(2)"."""
-    return generic(Genred, "Sum", formula, output, aliases, options)
-
-
-def generic_logsumexp(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
-    """log Σ exp(f): `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
-    return generic(Genred, "LogSumExp", formula, output, aliases, options)
-
-
-def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
-    """The index of the smallest f: `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
-    return generic(Genred, "ArgMin", formula, output, aliases, options)
-
-
-def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
-    """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
-    return generic(Genred, "ArgKMin", formula, output, aliases, options)
-
-
 def _texts(formula: object, aliases: object) -> tuple[str, ...]:
     """The aliases; raises DTypeError unless they are texts, and the formula is one or a Node."""
     listed = aliases if isinstance(aliases, list | tuple) else [aliases]
@@ -561,23 +502,3 @@ def _texts(formula: object, aliases: object) -> tuple[str, ...]:
             "of texts. Write, for example, Genred('x * y', ['x = Vi(3)', 'y = Vj(3)'])."
         )
     return tuple(listed)
-
-
-def generic(
-    cls: type[G],
-    reduction_op: str,
-    formula: str,
-    output: str,
-    aliases: tuple[str, ...],
-    options: dict[str, Any],
-) -> G:
-    """The reduction whose result is the variable `output`."""
-    result = parse_variable(output)
-    if result.cat == 2:
-        raise ShapeError(
-            f"the output is {output!r}: it must be Vi(D), which reduces over j, or Vj(D), over i. "
-            "Change it."
-        )
-    if reduction_op == "ArgKMin":
-        options = {"opt_arg": result.dim} | options
-    return cls(formula, aliases, reduction_op, axis=1 - result.cat, **options)

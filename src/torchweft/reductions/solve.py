@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from torch import Tensor
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.whole import Whole, together, whole
 from torchweft.reductions.formula.node import read
-from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
+from torchweft.reductions.genred import Genred
 from torchweft.reductions.kernel_matrix import KernelMatrix, check_square, kernel_matrix
+from torchweft.reductions.keywords import ACCURACY_KEYWORDS, AccuracyKeywords, CallKeywords
 from torchweft.reductions.preconditioners import (
     FACTORS,
     ConvergenceError,
@@ -40,7 +41,7 @@ from torchweft.reductions.variables import (
     values,
 )
 
-__all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
+__all__ = ["ConvergenceError", "KernelSolve", "SolveKeywords", "Solved", "conjugate_gradient"]
 
 MOST_ITERATIONS = 10_000
 
@@ -133,6 +134,15 @@ def conjugate_gradient(
         ShapeError: apply returns another shape, eps or max_iter is negative, or there is no
             preconditioner of that name.
         DTypeError: rhs is neither float32 nor float64.
+
+    Cost: an iteration calls `apply` once, on a vector of the shape of rhs.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import conjugate_gradient
+        >>> diagonal, rhs = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([3.0, 4.0, 4.0])
+        >>> conjugate_gradient(lambda v, d: d * v, rhs, [diagonal]).round(decimals=3).tolist()
+        [3.0, 2.0, 1.0]
     """
     _agree("conjugate_gradient", rhs, tensors, eps, max_iter, batch_dims)
     made: Sequence[Tensor] = ()
@@ -206,6 +216,14 @@ def _kind(preconditioner: Linear | str | None, names: Sequence[str], rank: int) 
     return kind
 
 
+class SolveKeywords(CallKeywords, AccuracyKeywords, total=False):
+    """The keywords of a lazy tensor's solution, beside alpha and eps; see `KernelSolve`."""
+
+    max_iter: int
+    preconditioner: Linear | str | None
+    rank: int
+
+
 class KernelSolve:
     """a with (α + K) a = b, where K a = Σ_j or Σ_i of a formula that is linear in a.
 
@@ -215,6 +233,21 @@ class KernelSolve:
         varinvalias: the name of the unknown variable, or "Var(index,dim,cat)".
         axis: 1 reduces over j, 0 over i.
         options: the other keywords of `Genred`.
+
+    Raises:
+        ShapeError: a variable of that name is not among the aliases, or a formula that cannot be
+            read.
+
+    Source: the names of pykeops.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import KernelSolve
+        >>> aliases = ["x = Vi(1)", "y = Vj(1)", "a = Vj(1)"]
+        >>> system = KernelSolve("Exp(-SqDist(x, y)) * a", aliases, "a", axis=1)
+        >>> x, b = torch.tensor([[0.0], [9.0]]), torch.tensor([[2.0], [4.0]])
+        >>> system(x, x, b, alpha=1.0).round(decimals=3).tolist()
+        [[1.0], [2.0]]
     """
 
     def __init__(
@@ -223,7 +256,7 @@ class KernelSolve:
         aliases: Sequence[str],
         varinvalias: str,
         axis: int = 0,
-        **options: Any,
+        **options: Unpack[AccuracyKeywords],
     ) -> None:
         self._unknown = _position(varinvalias, aliases)
         self._reduction = Genred(formula, list(aliases), "Sum", axis, **options)
@@ -237,7 +270,7 @@ class KernelSolve:
         max_iter: int = MOST_ITERATIONS,
         preconditioner: Linear | str | None = None,
         rank: int = RANK,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> Tensor:
         """The solution, differentiable in all arguments and in alpha.
 
@@ -253,6 +286,9 @@ class KernelSolve:
                 function r -> about (α + K)⁻¹ r; or None.
             rank: rows of a preconditioner.
             options: backend, device_id and ranges, as `Genred` takes them.
+
+        Returns:
+            a, of the shape and dtype of b.
 
         Raises:
             ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
@@ -336,12 +372,12 @@ class Solved:
         """Self, by pykeops' name."""
         return self
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: Tensor, **options: Unpack[SolveKeywords]) -> Tensor:
         """The solution for these arguments."""
         require_count("system", len(args), self.places)
         origin, variables = self._linear, self._linear._variables
         number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
-        exact = self._options | options
+        exact = {**self._options, **options}
         settings = {key: exact.pop(key) for key in ACCURACY_KEYWORDS if key in exact}
         given = [origin._tensor(a) for a in args]
         bound = [
@@ -357,7 +393,8 @@ class Solved:
         )
         exact["ranges"] = origin._tensor(exact["ranges"])
         known = extent(self._rhs) if self._rhs.place is None else origin._extent
-        return origin._finished(system(*values(bound, known, given), **exact))
+        found: Tensor = origin._finished(system(*values(bound, known, given), **exact))
+        return found
 
 
 def _position(name: str, aliases: Sequence[str]) -> int:

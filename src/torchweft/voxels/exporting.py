@@ -40,6 +40,10 @@ def onnx_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ShapeError: in the export, a table of which half is stored, as programs for GPUs have.
 
     Cost: the gathered rows are stored, K · N_out · C_in numbers. Sums run in the features' dtype.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> table = voxels.onnx_translations()  # doctest: +SKIP
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise BackendError(

@@ -261,33 +261,98 @@ BITS_PER_WORD = 62
 
 
 def z_order(coords: Tensor) -> Tensor:
-    """The permutation (N,) int64 that sorts voxels (N, d) along the z curve, d = 1 to 4."""
+    """The permutation that sorts voxels along the z curve.
+
+    Args:
+        coords: (N, d) integers, d = 1 to 4; negative ones are allowed.
+
+    Returns:
+        (N,) int64.
+
+    Raises:
+        ShapeError, DTypeError: coordinates that are not so.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> voxels.z_order(torch.tensor([[1, 1], [0, 0], [0, 1], [1, 0]]))
+        tensor([1, 2, 3, 0])
+    """
     return _ascending(z_keys(coords))
 
 
 def hilbert_order(coords: Tensor) -> Tensor:
-    """The permutation (N,) int64 that sorts voxels (N, d) along the Hilbert curve, d = 1 to 4."""
+    """The permutation that sorts voxels along the Hilbert curve.
+
+    Args:
+        coords: (N, d) integers, d = 1 to 4; negative ones are allowed.
+
+    Returns:
+        (N,) int64.
+
+    Raises:
+        ShapeError, DTypeError: coordinates that are not so.
+
+    Source: Skilling: Programming the Hilbert curve, AIP Conference Proceedings 707, 2004.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[1, 1], [0, 0], [0, 1], [1, 0]])
+        >>> coords[voxels.hilbert_order(coords)].diff(dim=0).abs().sum(1)  # steps to neighbours
+        tensor([1, 1, 1])
+    """
     return _ascending(hilbert_keys(coords))
 
 
 def z_keys(coords: Tensor) -> Tensor:
-    """(words, N) int64 keys of voxels (N, d) on the z curve, the highest word first.
+    """Keys of voxels on the z curve: the bits of the axes interleaved, highest first.
 
-    The bits of the axes are interleaved, highest first: x₂ y₂ z₂ x₁ y₁ z₁ x₀ y₀ z₀.  Distinct
-    voxels have distinct keys.  Coordinates may be negative and of any range of int32: keys of more
-    than 62 bits take several words.  The cube begins at each axis's lowest coordinate and is as
-    wide as the widest axis.
+        x₂ y₂ z₂ x₁ y₁ z₁ x₀ y₀ z₀
+
+    Args:
+        coords: (N, d) integers, d = 1 to 4, of any range of int32; negative ones are allowed.
+
+    Returns:
+        (words, N) int64, the highest word first.  Keys of more than 62 bits take several words.
+        Distinct voxels have distinct keys.  The cube begins at each axis's lowest coordinate and is
+        as wide as the widest axis.
+
+    Raises:
+        ShapeError, DTypeError: coordinates that are not so.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> voxels.z_keys(torch.tensor([[1, 1], [0, 0], [0, 1], [1, 0]]))
+        tensor([[3, 0, 1, 2]])
     """
     return _interleave(*_cube(coords))
 
 
 def hilbert_keys(coords: Tensor) -> Tensor:
-    """(words, N) int64 keys of voxels (N, d) on the Hilbert curve, as `z_keys`.
+    """Keys of voxels on the Hilbert curve, see `z_keys`.
 
     The z curve after reflections by which each step in a full cube goes to a neighbour.  From the
     coarsest bit to the finest, an axis whose bit is set reverses the finer bits of the first axis,
-    and one whose bit is not set exchanges its finer bits with them; the result is a Gray code
-    (Skilling 2004).
+    and one whose bit is not set exchanges its finer bits with them; the result is a Gray code.
+
+    Args:
+        coords: (N, d) integers, d = 1 to 4, of any range of int32; negative ones are allowed.
+
+    Returns:
+        (words, N) int64, the highest word first.
+
+    Raises:
+        ShapeError, DTypeError: coordinates that are not so.
+
+    Source: Skilling: Programming the Hilbert curve, AIP Conference Proceedings 707, 2004.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> voxels.hilbert_keys(torch.tensor([[1, 1], [0, 0], [0, 1], [1, 0]])).sort().values
+        tensor([[0, 1, 2, 3]])
     """
     axes, bits = _cube(coords)
     for bit in reversed(range(1, bits)):

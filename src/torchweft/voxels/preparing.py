@@ -13,31 +13,40 @@ __all__ = ["prepare"]
 
 
 def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
-    """The tensor, with all maps that a network will ask for.
+    """The tensor with all kernel maps that a network will need, built at once.
 
-    >>> from torchweft.voxels import SparseConv3d, SparseSequential, SubMConv3d
-    >>> network = SparseSequential(SubMConv3d(1, 4, 3), SparseConv3d(4, 8, 2, 2))
-    >>> x = SparseTensor(torch.ones(2, 1), torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2]]), (4, 4, 4), 1)
-    >>> len(network(prepare(network, x)))
-    2
-
-    The first time, the network runs on the tensor, without gradients, to show what it asks for.
+    The first time, the network runs on the tensor, without gradients, to record the maps it needs.
     For every further tensor the maps are built at once: on a GPU with one wait for the voxels of
     all levels.  Buffers, such as the statistics of batch norm, torch's random state and the
     training mode stay as they are; hooks run.  Maps that depend on features, after `prune`, and
-    those that the network did not ask for the first time, are built when it asks for them.
+    those that the network did not need the first time, are built when it needs them.
 
-    Layers do the same unasked on a GPU: the first one on a cloud builds what was asked for last
-    time.  Prepare a tensor to compile or to capture the network, or in a loader's own thread.
+    Layers do the same by themselves on a GPU: the first layer that meets new voxels builds the maps
+    that were needed the last time.  Prepare a tensor to compile or to capture the network, or in
+    the thread of a data loader.
 
     Args:
         network: takes a SparseTensor as its only argument.
         tensor: on the network's device.
 
+    Returns:
+        The tensor.
+
     Raises:
-        DTypeError: no module, no SparseTensor.
+        DTypeError: network is no module, or tensor no SparseTensor.
 
     Cost: once a forward pass; then that of the maps.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> network = voxels.SparseSequential(
+        ...     voxels.SubMConv3d(1, 4, 3), voxels.SparseConv3d(4, 8, 2, 2)
+        ... )
+        >>> coords = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2]])
+        >>> x = voxels.SparseTensor(torch.ones(2, 1), coords, (4, 4, 4), 1)
+        >>> len(network(voxels.prepare(network, x)))
+        2
     """
     check_sparse(tensor)
     if not isinstance(network, nn.Module):

@@ -7,7 +7,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,30 @@ Reinserted = tuple[Sequence[int], Sequence[int]]
 """Numbers of multivectors, and of scalars, of a network's input."""
 
 
+class HeadOptions(TypedDict, total=False):
+    """Arguments that every attention takes by name."""
+
+    bias: bool
+    head_scale: bool
+    dropout: float
+    blade_dim: int
+    backend: str | None
+
+
+class AttentionOptions(HeadOptions, total=False):
+    """Arguments that SelfAttention and CrossAttention take by name."""
+
+    norm_heads: bool
+    pseudoscalar: bool
+
+
+class SelfAttentionOptions(HeadOptions, total=False):
+    """Arguments of SelfAttention that LGATrAttention takes by name."""
+
+    extra: Widths
+    rotary_base: float | None
+
+
 def geometric_attention(
     q: Tensor,
     k: Tensor,
@@ -53,29 +77,49 @@ def geometric_attention(
     blade_dim: int = 0,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax_j(⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j), over √features) · (v_j, v_s).
+    """softmax_j((⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j)) / √features) · (v_j, v_s), as in GATr.
 
     In an algebra with one null vector (PGA) the multivectors of grade n−1 are points, and d² is
-    their squared distance: −d² = φ(q)·ψ(k) with n+1 features a channel, homogeneous coordinates
-    p ↦ p·p₀/(p₀² + eps) keeping it finite.  There grade n−1 stays out of ⟨q̃k⟩₀.  Without a null
-    vector d² is left out.
+    their squared distance: −d² = φ(q)·ψ(k) with n+1 features for each channel, where homogeneous
+    coordinates p ↦ p·p₀/(p₀² + eps) keep it finite.  Grade n−1 is then left out of ⟨q̃k⟩₀.  Without
+    a null vector d² is left out.
 
     Args:
-        q: (B, batch…, heads, items_q, F); without batch, heads may be left out, everywhere.
-        k: (B, batch…, heads, items, F); 1 head is that of all queries.
-        v: (B, batch…, heads, items, F_v); likewise.
+        q: (B, batch…, heads, items_q, F); without batch, heads may be left out in all tensors.
+        k: (B, batch…, heads, items, F); a dimension of 1 head serves the heads of all queries.
+        v: (B, batch…, heads, items, F_v), or of 1 head.
         q_scalars: (batch…, heads, items_q, S).
         k_scalars: (batch…, heads, items, S).
         v_scalars: (batch…, heads, items, S_v).
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         weights: (heads, F), of the distances; None: 1.
-        mask: as torch's attn_mask, for (batch…, heads, items_q, items).
-        eps: keeps points at infinity finite.
+        mask: as attn_mask of torch's scaled_dot_product_attention, for (batch…, heads, items_q,
+            items).
+        eps: keeps the distances of points at infinity finite.
         blade_dim: −1 if the blades of q, k and v are last.
-        backend: of the features; None chooses. The attention itself is torch's own.
+        backend: "triton", "numba", "torch" or None, for the features; the attention is torch's own.
 
     Returns:
-        (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v).
+        (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v), in the dtypes of v and
+        v_scalars.
+
+    Raises:
+        ShapeError: tensors whose heads, items or features do not fit each other.
+        BackendError: the backend cannot serve here.
+
+    Error: that of torch's attention, at that dtype.
+
+    Cost: one call of torch's scaled_dot_product_attention.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, scalars = torch.randn(16, 2, 10, 4), torch.randn(2, 10, 3)  # two heads, ten items
+        >>> y, t = clifford.geometric_attention(x, x, x, scalars, scalars, scalars)
+        >>> y.shape, t.shape
+        (torch.Size([16, 2, 10, 4]), torch.Size([2, 10, 3]))
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
@@ -182,14 +226,25 @@ class Reinsertion(nn.Module):
 
 
 class RotaryEncoding(nn.Module):
-    """Item i's features c and c + S/2 turned by the angle i · base^(−2c/S): scalars know an order.
+    """Rotary encoding: features c and c + S/2 of item i turn by the angle i · base^(−2c/S).
 
-    Their products, in attention, depend on differences of positions.  As in GATr; frequencies are
-    rounded to float32.
+    In attention, products of queries and keys then depend on differences of positions.  As in GATr;
+    frequencies are rounded to float32.
 
     Args:
-        scalars: S, even.
-        base: ratio of the longest period to the shortest.
+        scalars: number of scalars S, even.
+        base: the ratio of the longest period to the shortest.
+
+    Raises:
+        ShapeError: an odd number of scalars.
+
+    Source: Su et al.: RoFormer: enhanced transformer with rotary position embedding, 2021.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.RotaryEncoding(4)(torch.randn(2, 10, 4)).shape
+        torch.Size([2, 10, 4])
     """
 
     frequencies: Tensor
@@ -204,7 +259,14 @@ class RotaryEncoding(nn.Module):
         self.register_buffer("frequencies", 1 / base**powers)
 
     def forward(self, scalars: Tensor) -> Tensor:
-        """(batch…, items, S) to the same."""
+        """The scalars, turned by the angles of their positions.
+
+        Args:
+            scalars: (batch…, items, S).
+
+        Returns:
+            A tensor of their shape and dtype.
+        """
         items = torch.arange(scalars.shape[-2], device=scalars.device, dtype=self.frequencies.dtype)
         angles = items[:, None] * self.frequencies
         cos, sin = angles.cos().to(scalars.dtype), angles.sin().to(scalars.dtype)
@@ -223,7 +285,7 @@ class _Attention(nn.Module):
         out: of the result.
         heads: number of heads.
         multi_query: the heads share keys and values.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         bias: of the maps before the attention.
         head_scale: a factor for each head's result is a parameter.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
@@ -231,7 +293,8 @@ class _Attention(nn.Module):
         norm_heads: norm each head's queries, keys and values, as in L-GATr.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses; the attention itself is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; the attention itself is torch's own on every
+            backend.
     """
 
     log_weights: nn.Parameter | None
@@ -329,19 +392,29 @@ class SelfAttention(_Attention):
     """Geometric attention of items over items, between linear maps.
 
     Args:
-        features: F.
-        scalars: S.
+        features: number of features F.
+        scalars: number of scalars S.
         heads: number of heads.
         multi_query: the heads share keys and values, as in GATr by default.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         growth: ratio of the features of all heads to the input features.
-        extra: (F', S') of what enters the attention alone, see `forward`.
+        extra: (F', S') of further features that enter the attention only, see `forward`.
         rotary_base: of a `RotaryEncoding` of queries and keys; None for none.
-        options: `bias` of the maps before the attention (True); `head_scale`, whether a factor for
-            each head's result is a parameter (False); `dropout` of the result (0.0);
+        **options: `bias` of the maps before the attention (True); `head_scale`, whether a factor
+            for each head's result is a parameter (False); `dropout` of the result (0.0);
+            `norm_heads`, whether each head's queries, keys and values are normalised (False);
             `pseudoscalar`, see `EquiLinear` (False); `blade_dim`, 0 for (B, batch…, items, F), −1
-            for (batch…, items, F, B); `backend`, None chooses: the attention itself is torch's own
-            on every backend.
+            for (batch…, items, F, B); `backend`: the attention itself is torch's own.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.SelfAttention(8, 4, heads=2)
+        >>> x, scalars = layer(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -355,22 +428,29 @@ class SelfAttention(_Attention):
         growth: int = 2,
         extra: Widths = (0, 0),
         rotary_base: float | None = None,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         own, keys = (features, scalars), (features + extra[0], scalars + extra[1])
         values = own if multi_query else keys
         hidden = _of_a_head(own, heads, growth, rotary_base is not None)
-        options["rotary_base"] = rotary_base
-        super().__init__(keys, keys, values, hidden, own, heads, multi_query, algebra, **options)
+        widths = keys, keys, values, hidden, own
+        super().__init__(*widths, heads, multi_query, algebra, rotary_base=rotary_base, **options)
         self.multi_query = multi_query
 
     def forward(
         self, x: Tensor, scalars: Tensor, mask: Tensor | None = None, extra: Pair | None = None
     ) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
+        """The attention over all items.
 
-        `extra`, (B, batch…, items, F') and (batch…, items, S'), are further features that queries
-        and keys are made of, and, unless `multi_query`, values.
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            mask: see `geometric_attention`.
+            extra: (B, batch…, items, F') and (batch…, items, S'), further features that queries and
+                keys are made of, and, unless `multi_query`, values.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
         """
         own, joined = (x, scalars), self._joined(x, scalars, extra)
         return self._attend(joined, joined, own if self.multi_query else joined, mask)
@@ -386,10 +466,21 @@ class CrossAttention(_Attention):
         other_scalars: S of the other items.
         heads: number of heads.
         multi_query: the heads share keys and values; GATr has no other cross attention.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         hidden: (F, S) of a head; None: those of twice the other items' features, as in GATr.
-        options: `bias`, `head_scale`, `dropout`, `pseudoscalar`, `blade_dim` and `backend` of
-            `SelfAttention`.
+        **options: the options of `SelfAttention`, by name.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.CrossAttention(8, 4, 6, 3, heads=2)
+        >>> own = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> other = torch.randn(16, 5, 6), torch.randn(5, 3)
+        >>> x, scalars = layer(*own, *other)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -403,7 +494,7 @@ class CrossAttention(_Attention):
         algebra: Algebra = PGA,
         *,
         hidden: Widths | None = None,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         own, other = (features, scalars), (other_features, other_scalars)
         hidden = hidden or _of_a_head(other, heads, 2)
@@ -417,10 +508,17 @@ class CrossAttention(_Attention):
         other_scalars: Tensor,
         mask: Tensor | None = None,
     ) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes.
+        """The attention of items over the other items.
 
-        The other items are (B, batch…, others, F') and (batch…, others, S'), the mask is for
-        (batch…, heads, items, others).
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            other: multivectors (B, batch…, others, F').
+            other_scalars: (batch…, others, S').
+            mask: for (batch…, heads, items, others), see `geometric_attention`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
         """
         keys = other, other_scalars
         return self._attend((x, scalars), keys, keys, mask)
@@ -430,13 +528,24 @@ class LGATrAttention(SelfAttention):
     """`SelfAttention` with `EquiLayerNorm` of the queries, keys and values of each head.
 
     Args:
-        features: F.
-        scalars: S.
+        features: number of features F.
+        scalars: number of scalars S.
         heads: number of heads.
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
         growth: ratio of the features of all heads to the input features.
-        options: further ones of `SelfAttention`.
+        **options: further arguments of `SelfAttention`, by name.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.LGATrAttention(8, 4, heads=2)
+        >>> x, scalars = layer(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -448,10 +557,19 @@ class LGATrAttention(SelfAttention):
         pseudoscalar: bool = True,
         *,
         growth: int = 1,
-        **options: Any,
+        **options: Unpack[SelfAttentionOptions],
     ) -> None:
-        options |= {"growth": growth, "pseudoscalar": pseudoscalar, "norm_heads": True}
-        super().__init__(features, scalars, heads, multi_query, SPACETIME, **options)
+        super().__init__(
+            features,
+            scalars,
+            heads,
+            multi_query,
+            SPACETIME,
+            growth=growth,
+            pseudoscalar=pseudoscalar,
+            norm_heads=True,
+            **options,
+        )
 
 
 class LGATrCrossAttention(CrossAttention):
@@ -466,7 +584,20 @@ class LGATrCrossAttention(CrossAttention):
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
         growth: ratio of the features of all heads to those of the items.
-        options: further ones of `CrossAttention`.
+        **options: further arguments of `CrossAttention`, by name.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.LGATrCrossAttention(8, 4, 6, 3, heads=2)
+        >>> own = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> other = torch.randn(16, 5, 6), torch.randn(5, 3)
+        >>> x, scalars = layer(*own, *other)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -480,12 +611,21 @@ class LGATrCrossAttention(CrossAttention):
         pseudoscalar: bool = True,
         *,
         growth: int = 1,
-        **options: Any,
+        **options: Unpack[HeadOptions],
     ) -> None:
-        options |= {"pseudoscalar": pseudoscalar, "norm_heads": True}
-        options["hidden"] = _of_a_head((features, scalars), heads, growth)
-        shape = (features, scalars, other_features, other_scalars, heads, multi_query, SPACETIME)
-        super().__init__(*shape, **options)
+        super().__init__(
+            features,
+            scalars,
+            other_features,
+            other_scalars,
+            heads,
+            multi_query,
+            SPACETIME,
+            hidden=_of_a_head((features, scalars), heads, growth),
+            pseudoscalar=pseudoscalar,
+            norm_heads=True,
+            **options,
+        )
 
 
 def _of_a_head(features: Widths, heads: int, growth: int, rotary: bool = False) -> Widths:

@@ -34,12 +34,23 @@ __all__ = [
 
 
 class MultivectorModule(nn.Module):
-    """A module that takes multivectors of one algebra in one layout.
+    """A base class of modules that take multivectors of one algebra in one layout.
 
     Args:
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: of the module's operations; None chooses.
+        backend: of the module's operations: "triton", "numba" or "torch"; None: the fastest that
+            can serve.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> class Twice(clifford.MultivectorModule):
+        ...     def forward(self, x):
+        ...         self.check(x)
+        ...         return 2 * x
+        >>> Twice(clifford.Algebra((1, 1)))(torch.ones(4, 1)).flatten()
+        tensor([2., 2., 2., 2.])
     """
 
     def __init__(self, algebra: Algebra, blade_dim: int = 0, backend: str | None = None) -> None:
@@ -81,7 +92,7 @@ class MultivectorModule(nn.Module):
         )
 
     def blades_first(self, x: Tensor) -> Tensor:
-        """X as (B, batch…, F), a view."""
+        """x as (B, batch…, F), a view."""
         return x.movedim(self.blade_dim, 0)
 
     def blades_back(self, x: Tensor) -> Tensor:
@@ -110,21 +121,39 @@ class MultivectorModule(nn.Module):
 
 
 class CliffordLayer(MultivectorModule):
-    """Norm(gelu(x) · gelu(y)), y = linear(x): a weighted or fully connected geometric product.
+    """norm(gelu(x) · gelu(y)), y = linear(x): a weighted or fully connected geometric product.
 
     y_j[m] = Σ_n x_j[n] · linear_weight[grade j, n, m], plus linear_bias[m] on the scalar.
-    Parameters: gp_weight (F, P), or (P, F, F) fully connected; linear_weight (n+1, F, F);
-    linear_bias (1, 1, F).  The checkpoints of flash-clifford's layer load as they are; its bias
-    went to all blades, so results differ where that bias is not zero.
 
     Args:
-        n_features: F.
+        n_features: number of features F.
         dims: d for the algebra Cl(d, 0), 1 to 5; or give `algebra`.
         algebra: any algebra, instead of `dims`.
-        normalize: end with the RMS norm by grade.
-        use_fc: fully connected product.
+        normalize: whether the layer ends with the RMS norm by grade.
+        use_fc: whether the product is fully connected.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        gp_weight: the parameter (F, P), or (P, F, F) fully connected.
+        linear_weight: the parameter (n+1, F, F).
+        linear_bias: the parameter (1, 1, F).
+
+    Raises:
+        ShapeError: both dims and algebra are given, or none, or dims is not 1 to 5.
+
+    Cost: the linear map, and one kernel for the rest, see `gelu_geometric_product_norm`.
+
+    Source: the layer of flash-clifford, https://github.com/maxxxzdn/flash-clifford.  Its
+    checkpoints load as they are; it adds its bias to all blades, so results differ where that bias
+    is not zero.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.CliffordLayer(16, dims=3)
+        >>> layer(torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 16])
     """
 
     def __init__(
@@ -156,7 +185,7 @@ class CliffordLayer(MultivectorModule):
         nn.init.zeros_(self.linear_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, batch…, F)."""
+        """Maps multivectors x (B, batch…, F) to multivectors of the same shape."""
         self.check(x, self.n_features)
         return functions.clifford_layer(
             x,
@@ -177,15 +206,35 @@ class CliffordLayer(MultivectorModule):
 
 
 class MultivectorLinear(MultivectorModule):
-    """y_j[m] = Σ_n x_j[n] · weight[grade j, n, m], plus bias[m] on the scalar.
+    """y_j[m] = Σ_n x_j[n] · weight[grade j, n, m], plus bias[m] on the scalar: equivariant.
 
     Args:
-        in_features: F_in.
-        out_features: F_out.
-        algebra: of the multivectors.
-        bias: whether there is one.
+        in_features: number of input features F_in.
+        out_features: number of output features F_out.
+        algebra: the algebra of the multivectors.
+        bias: whether there is a bias.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (n+1, F_in, F_out).
+        bias: the parameter (F_out,), or None.
+
+    Raises:
+        ShapeError: a number of features that is not positive; from a call, multivectors of another
+            layout or number of features.
+
+    Cost: one matrix product for each grade.
+
+    Source: MVLinear of Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks,
+    NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.MultivectorLinear(16, 32, clifford.Algebra((1, 1, 1)))
+        >>> layer(torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 32])
     """
 
     bias: nn.Parameter | None
@@ -214,21 +263,28 @@ class MultivectorLinear(MultivectorModule):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (B, batch…, F_in), result (B, batch…, F_out)."""
+        """Maps multivectors x (B, batch…, F_in) to (B, batch…, F_out)."""
         self.check(x, self.in_features)
         return functions.grade_linear(x, self.weight, self.bias, self.algebra, **self._options)
 
 
 class MultivectorRMSNorm(MultivectorModule):
-    """o_j = x_j / √(s_g + eps), s_g = mean over features of |Σ_(j∈g) q_j x_j²|.
+    """z_j = x_j / √(s_g + eps), s_g = mean over features of |Σ_(j∈g) q_j x_j²|, for each grade g.
 
-    q_j is the product of the blade's metric entries; a grade of null blades is not rescaled.
+    q_j is the product of the metric entries of blade j; a grade of null blades is not rescaled.
 
     Args:
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         eps: added to the mean squares.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> norm = clifford.MultivectorRMSNorm(clifford.Algebra((1, 1, 1)))
+        >>> norm(torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 16])
     """
 
     def __init__(
@@ -238,7 +294,7 @@ class MultivectorRMSNorm(MultivectorModule):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, batch…, F)."""
+        """Maps multivectors x (B, batch…, F) to multivectors of the same shape."""
         self.check(x)
         return functions.rms_norm(
             x,
@@ -254,7 +310,14 @@ class MultivectorGELU(nn.Module):
 
     Args:
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x = torch.tensor([0.0, 3.0, 4.0, 0.0])[:, None]
+        >>> clifford.MultivectorGELU()(x).flatten()  # Φ(0) = ½
+        tensor([0.0000, 1.5000, 2.0000, 0.0000])
     """
 
     def __init__(self, *, blade_dim: int = 0, backend: str | None = None) -> None:
@@ -262,7 +325,7 @@ class MultivectorGELU(nn.Module):
         self.blade_dim, self.backend = blade_dim, backend
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, batch…, F), of any algebra."""
+        """Maps multivectors x (B, batch…, F) of any algebra to the same shape."""
         blades = x.shape[self.blade_dim]
         # the gate reads the scalar alone: any algebra of as many blades is the same
         algebra = Algebra((1,) * (blades.bit_length() - 1))
@@ -270,13 +333,23 @@ class MultivectorGELU(nn.Module):
 
 
 class GeometricProduct(MultivectorModule):
-    """out_j[f] = Σ_(i,k) sign(i,k) · weight[f, path] · x_i[f] · y_k[f].
+    """z_j[f] = Σ_(i,k) sign(i,k) · weight[f, path] · x_i[f] · y_k[f], see `geometric_product`.
 
     Args:
-        features: F.
-        algebra: of the multivectors.
+        features: number of features F.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (F, P), in the order of `algebra.paths`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> product = clifford.GeometricProduct(16, clifford.Algebra((1, 1, 1)))
+        >>> product(torch.randn(8, 100, 16), torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 16])
     """
 
     def __init__(
@@ -292,21 +365,33 @@ class GeometricProduct(MultivectorModule):
         _init_product(self.weight, self.algebra, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """X, y and the result: (B, batch…, F)."""
+        """The products of x and y, both (B, batch…, F), in the same shape."""
         self.check(x, self.features)
         self.check(y, self.features, "y")
         return functions.geometric_product(x, y, self.algebra, self.weight, **self._options)
 
 
 class FullyConnectedGeometricProduct(MultivectorModule):
-    """out_j[m] = Σ_(p,n) weight[p, n, m] Σ_((i,k) ∈ p) sign(i,k) · x_i[n] · y_k[n].
+    """z_j[m] = Σ_(p,n) weight[p,n,m] Σ_((i,k) ∈ p) sign(i,k) · x_i[n] · y_k[n], as a module.
+
+    See `fully_connected_geometric_product`.
 
     Args:
-        in_features: F_in.
-        out_features: F_out.
-        algebra: of the multivectors.
+        in_features: number of input features F_in.
+        out_features: number of output features F_out.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (P, F_in, F_out), in the order of `algebra.paths`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> product = clifford.FullyConnectedGeometricProduct(16, 32, clifford.Algebra((1, 1, 1)))
+        >>> product(torch.randn(8, 100, 16), torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 32])
     """
 
     def __init__(
@@ -329,7 +414,7 @@ class FullyConnectedGeometricProduct(MultivectorModule):
         _init_product(self.weight, self.algebra, self.in_features)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """X and y (B, batch…, F_in), result (B, batch…, F_out)."""
+        """The products (B, batch…, F_out) of x and y, both (B, batch…, F_in)."""
         self.check(x, self.in_features)
         self.check(y, self.in_features, "y")
         return functions.fully_connected_geometric_product(
@@ -338,15 +423,26 @@ class FullyConnectedGeometricProduct(MultivectorModule):
 
 
 class MVSiLU(MultivectorModule):
-    """x_j · σ(a[g]·t_g + b[g]), t_0 = x₀ and t_g = Σ_(j∈g) q_j x_j²: CEGNN's gate by grade.
-
-    Parameters: a (n+1, F), ones, and b (n+1, F), zeros.
+    """x_j · σ(a[g] t_g + b[g]), t_0 = x₀ and t_g = Σ_(j∈g) q_j x_j²: CEGNN's gate by grade.
 
     Args:
-        features: F.
-        algebra: of the multivectors.
+        features: number of features F.
+        algebra: the algebra of the multivectors; q_j is the product of the metric entries of blade
+            j.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        a: the parameter (n+1, F), ones at first.
+        b: the parameter (n+1, F), zeros at first.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.MVSiLU(16, clifford.Algebra((1, 1, 1)))(torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 16])
     """
 
     def __init__(
@@ -358,7 +454,7 @@ class MVSiLU(MultivectorModule):
         self.b = nn.Parameter(torch.zeros(algebra.n + 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, batch…, F)."""
+        """Maps multivectors x (B, batch…, F) to multivectors of the same shape."""
         self.check(x, self.features)
         return functions.silu(x, self.a, self.b, self.algebra, **self._options)
 
@@ -366,13 +462,24 @@ class MVSiLU(MultivectorModule):
 class MVLayerNorm(MultivectorModule):
     """a · x / (mean over features of |⟨x̃x⟩₀|^½ + 1e-6): CEGNN's norm of whole multivectors.
 
-    The root is smooth at 0, (q² + 1e-16)^¼, as CEGNN's is.  Parameter: a (F,), ones.
+    The root is smooth at 0: (q² + 1e-16)^¼ for q = ⟨x̃x⟩₀, as CEGNN's is.
 
     Args:
-        features: F.
-        algebra: of the multivectors.
+        features: number of features F.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        a: the parameter (F,), ones at first.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.MVLayerNorm(16, clifford.Algebra((1, 1, 1)))(torch.randn(8, 100, 16)).shape
+        torch.Size([8, 100, 16])
     """
 
     def __init__(
@@ -383,7 +490,7 @@ class MVLayerNorm(MultivectorModule):
         self.a = nn.Parameter(torch.ones(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, batch…, F)."""
+        """Maps multivectors x (B, batch…, F) to multivectors of the same shape."""
         self.check(x, self.features)
         backend_for(self.backend, self.algebra, [x])
         first = self.blades_first(x := widened(x))

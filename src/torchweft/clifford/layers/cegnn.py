@@ -42,7 +42,22 @@ __all__ = [
 
 
 class MessagePlan(NamedTuple):
-    """Where messages go: edge e from node src[e] to node dst[e]."""
+    """The index tables of message passing on a graph, from `message_plan`.
+
+    Args:
+        src: (E,), the node that the message of edge e comes from.
+        dst: (E,), the node that it goes to.
+        difference: row e is h[dst[e]] − h[src[e]].
+        mean: row i is the mean over the edges into node i, 0 where there is none.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> src, dst = torch.tensor([0, 1]), torch.tensor([1, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=2)
+        >>> plan.src
+        tensor([0, 1])
+    """
 
     src: Tensor  # (E,)
     dst: Tensor  # (E,)
@@ -56,12 +71,24 @@ class MessagePlan(NamedTuple):
 
 
 def message_plan(src: Tensor, dst: Tensor, num_nodes: int) -> MessagePlan:
-    """The tables of a graph, built once and used by every layer and every step.
+    """Index tables of a graph, built once and used by every layer and every step.
 
     Args:
-        src: (E,) nodes that messages come from.
-        dst: (E,) nodes that they go to, in any order.
-        num_nodes: how many nodes there are.
+        src: (E,) int64, the node that the message of each edge comes from.
+        dst: (E,) int64, the node that it goes to, in any order.
+        num_nodes: number of nodes.
+
+    Returns:
+        A `MessagePlan` on the device of dst.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
+        >>> layer = clifford.EGCL(4, clifford.Algebra((1, 1, 1)))
+        >>> layer(torch.randn(8, 3, 4), plan).shape
+        torch.Size([8, 3, 4])
     """
     edges = torch.arange(len(dst), device=dst.device)
     ends = torch.stack([dst, src], 1).flatten()
@@ -73,15 +100,27 @@ def message_plan(src: Tensor, dst: Tensor, num_nodes: int) -> MessagePlan:
 
 
 class GradeNormalization(MultivectorModule):
-    """x_j / (σ(a[g]) (‖x_g‖ − 1) + 1 + 1e-6): by something between 1 and the grade's own norm.
+    """x_j / (σ(a[g]) (‖x_g‖ − 1) + 1 + 1e-6): each grade divided by between 1 and its own norm.
 
-    ‖x_g‖ = |⟨x̃_g x_g⟩₀|^½, smooth at 0.  Parameter: a (n+1, F).
+    ‖x_g‖ = |⟨x̃_g x_g⟩₀|^½, smooth at 0.
 
     Args:
-        features: F.
-        algebra: of the multivectors.
-        init: of a.
-        backend: None chooses.
+        features: number of features F.
+        algebra: the algebra of the multivectors.
+        init: of the parameter a.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        a: the parameter (n+1, F).
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> norm = clifford.GradeNormalization(4, clifford.Algebra((1, 1, 1)))
+        >>> norm(torch.randn(8, 100, 4)).shape
+        torch.Size([8, 100, 4])
     """
 
     def __init__(
@@ -92,7 +131,7 @@ class GradeNormalization(MultivectorModule):
         self.a = nn.Parameter(torch.full((algebra.n + 1, features), float(init)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """X and the result: (B, rows, F)."""
+        """Maps multivectors x (B, rows, F) to multivectors of the same shape."""
         self.check(x, self.features)
         return _grade_normalization((x, self.a), self.algebra, 0, self.backend)
 
@@ -145,10 +184,19 @@ class SteerableGeometricProduct(_Steerable):
 
     Args:
         features: F, of input and output.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         include_first_order: False: z = x · ν(R x), without L.
         normalization_init: of ν; None: without ν.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.SteerableGeometricProduct(4, clifford.Algebra((1, 1, 1)))
+        >>> layer(torch.randn(8, 100, 4)).shape
+        torch.Size([8, 100, 4])
     """
 
     def __init__(
@@ -170,7 +218,15 @@ class SteerableGeometricProduct(_Steerable):
         nn.init.normal_(self.weight, std=(self.algebra.n + 1) ** -0.5)
 
     def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
-        """x (B, rows, F) to z, or to norm(z) if there is a norm: in one pass, with ν and L."""
+        """The product, with the norm in the same pass if there is one.
+
+        Args:
+            x: multivectors (B, rows, F).
+            norm: an MVLayerNorm that is applied to z; None for none.
+
+        Returns:
+            (B, rows, F).
+        """
         if self.normalization is None or self.linear_left is None:
             product = geometric_product(
                 x, self._right(x), self.algebra, self.weight, backend=self.backend
@@ -189,12 +245,22 @@ class FullyConnectedSteerableGeometricProduct(_Steerable):
     ν is a `GradeNormalization`.  Parameters: weight (P, F_in, F_out), and those of L, R and ν.
 
     Args:
-        in_features: F_in.
-        out_features: F_out.
-        algebra: of the multivectors.
+        in_features: number of input features F_in.
+        out_features: number of output features F_out.
+        algebra: the algebra of the multivectors.
         include_first_order: False: z = x · ν(R x), without L.
         normalization_init: of ν; None: without ν.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> space = clifford.Algebra((1, 1, 1))
+        >>> layer = clifford.FullyConnectedSteerableGeometricProduct(4, 8, space)
+        >>> layer(torch.randn(8, 100, 4)).shape
+        torch.Size([8, 100, 8])
     """
 
     def __init__(
@@ -217,7 +283,7 @@ class FullyConnectedSteerableGeometricProduct(_Steerable):
         nn.init.normal_(self.weight, std=(self.in_features * (self.algebra.n + 1)) ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (B, rows, F_in), result (B, rows, F_out)."""
+        """Maps multivectors x (B, rows, F_in) to (B, rows, F_out)."""
         product = fully_connected_geometric_product(
             x, self._right(x), self.weight, self.algebra, backend=self.backend
         )
@@ -231,14 +297,22 @@ _steerable = RowFunction(
 
 
 class CEMLP(nn.Module):
-    """Twice: linear map, gate, steerable product, norm.
+    """An equivariant MLP, twice: linear map, gate, steerable product, norm.
 
     Args:
-        in_features: F of the input.
-        features: F in the middle and of the output.
-        algebra: of the multivectors.
+        in_features: number of input features.
+        features: number of hidden and of output features F.
+        algebra: the algebra of the multivectors.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.CEMLP(4, 8, clifford.Algebra((1, 1, 1)))(torch.randn(8, 100, 4)).shape
+        torch.Size([8, 100, 8])
     """
 
     def __init__(
@@ -266,7 +340,7 @@ class CEMLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (B, rows, in_features), the result (B, rows, features)."""
+        """Maps multivectors x (B, rows, in_features) to (B, rows, features)."""
         for layer in self.layers:
             linear, gate, product, norm = layer.children()
             x = product(gate(linear(x)), norm)
@@ -277,11 +351,25 @@ class EGCL(nn.Module):
     """h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij)), an equivariant graph layer.
 
     Args:
-        features: F of the nodes.
-        algebra: of the multivectors.
-        edge_features: F of the edges' multivectors a_ij; 0 for none.
+        features: number of features F of a node.
+        algebra: the algebra of the multivectors.
+        edge_features: number of multivectors a_ij of an edge; 0 for none.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Raises:
+        ShapeError: from a call, another number of features of the edges.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
+        >>> layer = clifford.EGCL(4, clifford.Algebra((1, 1, 1)))
+        >>> layer(torch.randn(8, 3, 4), plan).shape
+        torch.Size([8, 3, 4])
     """
 
     def __init__(
@@ -300,7 +388,17 @@ class EGCL(nn.Module):
         self.node_model = CEMLP(2 * features, *shape, backend=backend)
 
     def forward(self, h: Tensor, plan: MessagePlan, edge_attr: Tensor | None = None) -> Tensor:
-        """(B, nodes, F) and, with edge_features, (B, edges, edge_features) to (B, nodes, F)."""
+        """The updated features of the nodes.
+
+        Args:
+            h: multivectors of the nodes, (B, nodes, F).
+            plan: from `message_plan`.
+            edge_attr: multivectors of the edges, (B, edges, edge_features); None where there are
+                none.
+
+        Returns:
+            (B, nodes, F).
+        """
         given = 0 if edge_attr is None else edge_attr.shape[-1]
         if given != self.edge_features:
             raise ShapeError(

@@ -36,14 +36,22 @@ def _of_vectors(points: Tensor, algebra: Algebra) -> Tensor:
 
 
 class O3CGMLP(nn.Module):
-    """The signed volume of a tetrahedron: fully connected products with gates between.
+    """CEGNN's network for the signed volume of a tetrahedron: fully connected products with gates.
 
     Args:
-        in_features: vectors that are given.
-        hidden_features: F in between.
-        out_features: F of the last layer, whose first pseudoscalar is the result.
-        num_layers: products, and gates between them.
-        backend: None chooses.
+        in_features: number of input vectors.
+        hidden_features: number of hidden features.
+        out_features: features of the last layer, whose first pseudoscalar is the result.
+        num_layers: number of products, with gates between them.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.O3CGMLP(hidden_features=4, num_layers=2)(torch.randn(10, 3, 3)).shape
+        torch.Size([10])
     """
 
     def __init__(
@@ -65,16 +73,31 @@ class O3CGMLP(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, in_features, 3) to (rows,)."""
+        """The signed volumes.
+
+        Args:
+            points: (rows, in_features, 3).
+
+        Returns:
+            (rows,).
+        """
         y: Tensor = self.net(_of_vectors(points, self.algebra))
         return y[-1, :, 0]
 
 
 class O5CGMLP(nn.Module):
-    """An O(5)-invariant function of two vectors: a product, and an MLP on its scalars.
+    """CEGNN's network for an O(5)-invariant function of two vectors.
 
     Args:
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.O5CGMLP()(torch.randn(10, 2, 5)).shape
+        torch.Size([10, 1])
     """
 
     def __init__(self, *, backend: str | None = None) -> None:
@@ -88,19 +111,34 @@ class O5CGMLP(nn.Module):
         self.mlp = nn.Sequential(*layers)
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, 2, 5) to (rows, 1)."""
+        """The values of the function.
+
+        Args:
+            points: (rows, 2, 5).
+
+        Returns:
+            (rows, 1).
+        """
         out: Tensor = self.mlp(self.gp(_of_vectors(points, self.algebra))[0])
         return out
 
 
 class ConvexHullCGMLP(nn.Module):
-    """The volume of a convex hull of points in five dimensions.
+    """CEGNN's network for the volume of a convex hull of points in five dimensions.
 
     Args:
-        in_features: points that are given.
-        hidden_features: F in between.
-        out_features: numbers that come out; 1, as in the original, gives (rows,).
-        backend: None chooses.
+        in_features: number of input points.
+        hidden_features: number of hidden features.
+        out_features: number of results; 1, as in the original, gives (rows,).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> clifford.ConvexHullCGMLP(hidden_features=4)(torch.randn(10, 16, 5)).shape
+        torch.Size([10])
     """
 
     def __init__(
@@ -124,7 +162,14 @@ class ConvexHullCGMLP(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(hidden_features, hidden_features), nn.SiLU(), last)
 
     def forward(self, points: Tensor) -> Tensor:
-        """(rows, in_features, 5) to (rows,), or (rows, out_features)."""
+        """The volumes.
+
+        Args:
+            points: (rows, in_features, 5).
+
+        Returns:
+            (rows,), or (rows, out_features).
+        """
         y: Tensor = self.net(_of_vectors(points, self.algebra))
         out: Tensor = self.mlp(y.norm(dim=0)).squeeze(-1)
         return out
@@ -134,14 +179,28 @@ class CGLayer(nn.Module):
     """A graph layer of multivectors x and scalars h, each updated with invariants of the other.
 
     Args:
-        features: F of x.
-        hidden: H of h.
-        algebra: of the multivectors.
-        edge_features: multivectors of an edge.
-        node_features: multivectors of a node, beside x.
-        node_scalars: scalars of a node, beside h.
+        features: number of features F of x.
+        hidden: number of features H of h.
+        algebra: the algebra of the multivectors.
+        edge_features: number of multivectors of an edge.
+        node_features: number of multivectors of a node, beside x.
+        node_scalars: number of scalars of a node, beside h.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.CGLayer(4, 8, clifford.SPACETIME)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
+        >>> h, x = torch.randn(3, 8), torch.randn(16, 3, 4)
+        >>> edges, nodes, scalars = torch.randn(16, 3, 3), torch.randn(16, 3, 1), torch.randn(3, 2)
+        >>> h, x = layer(h, x, plan, edges, nodes, scalars)
+        >>> h.shape, x.shape
+        (torch.Size([3, 8]), torch.Size([16, 3, 4]))
     """
 
     def __init__(
@@ -198,9 +257,18 @@ class CGLayer(nn.Module):
         node_attr: Tensor,
         node_scalars: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """(nodes, H) and (B, nodes, F), and back.
+        """The updated scalars and multivectors of the nodes.
 
-        Edges carry (B, edges, F'), nodes (B, nodes, F'') and (nodes, S) beside; see `message_plan`.
+        Args:
+            h: scalars (nodes, H).
+            x: multivectors (B, nodes, F).
+            plan: from `message_plan`.
+            edge_attr: multivectors of the edges, (B, edges, edge_features).
+            node_attr: multivectors of the nodes beside x, (B, nodes, node_features).
+            node_scalars: scalars of the nodes beside h, (nodes, node_scalars).
+
+        Returns:
+            (nodes, H) and (B, nodes, F).
         """
         to, source = plan.dst, plan.src
         ends = x[:, to], x[:, source]
@@ -226,19 +294,31 @@ class CGLayer(nn.Module):
 
 
 class LorentzCGGNN(nn.Module):
-    """Top tagging: Lorentz-equivariant graph layers on particles' momenta, and a classifier.
+    """CEGNN's network for top tagging: Lorentz-equivariant graph layers and a classifier.
 
     Args:
-        in_features_h: scalars of a particle.
-        hidden_features_h: H of the layers.
-        in_features_x: multivectors of a particle; its momentum.
-        hidden_features_x: F of the layers.
-        decoder_features: of the classifier.
-        n_class: classes.
-        n_layers: graph layers.
-        dropout: of the classifier.
+        in_features_h: number of scalars of a particle.
+        hidden_features_h: number of hidden scalars.
+        in_features_x: number of multivectors of a particle; its momentum.
+        hidden_features_x: number of hidden multivectors.
+        decoder_features: number of features of the classifier.
+        n_class: number of classes.
+        n_layers: number of graph layers.
+        dropout: probability, in the classifier.
         normalization_init: see `SteerableGeometricProduct`.
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Ruhe, Brandstetter, Forré: Clifford group equivariant neural networks, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.LorentzCGGNN(hidden_features_h=8, hidden_features_x=2, n_layers=1)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+        >>> plan = clifford.message_plan(src, dst, num_nodes=3)
+        >>> momenta, scalars = torch.randn(1, 3, 4), torch.randn(1, 3, 2)
+        >>> network(momenta, scalars, plan, torch.ones(1, 3)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(

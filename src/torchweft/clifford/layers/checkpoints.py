@@ -40,18 +40,37 @@ Configuration = Mapping[str, Any] | None
 
 
 def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration = None) -> State:
-    """CEGNN's modules: MVLinear, products, MVSiLU, norms, CEMLP, EGCL and the published networks.
+    """Converts the state of a CEGNN module for torchweft's module of the same name.
+
+    MVLinear, products, MVSiLU, norms, CEMLP, EGCL and the published networks.
 
     Args:
-        source: the module, or its state dict.
-        algebra: of the multivectors.
-        configuration: arguments of the original's MVSiLU and EGCL, with a state dict that has
-            gates; {} for the defaults.
+        source: the original module, or its state dict.
+        algebra: the algebra of the multivectors.
+        configuration: arguments of the original's MVSiLU and EGCL, needed with a state dict that
+            has gates; {} for the defaults.
 
-    MVLinear (out, in, n+1) and fully connected products (out, in, P) become (·, in, out); a
-    weighted product (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal
-    ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which
-    have no table of an algebra in the state dict, stay as they are.
+    Returns:
+        A state dict, which `load_state_dict` of torchweft's module loads strictly.  MVLinear (out,
+        in, n+1) and fully connected products (out, in, P) become (·, in, out); a weighted product
+        (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal ones.  Gates
+        and norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which have no table
+        of an algebra in the state dict, stay as they are.
+
+    Raises:
+        ShapeError: an option without a counterpart, or a state dict with gates without its
+            configuration.
+
+    Source: https://github.com/DavidRuhe/clifford-group-equivariant-neural-networks.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> algebra = clifford.Algebra((1, 1, 1))
+        >>> state = {"weight": torch.randn(32, 16, 4), "bias": torch.zeros(1, 32, 1)}  # of MVLinear
+        >>> layer = clifford.MultivectorLinear(16, 32, algebra)
+        >>> layer.load_state_dict(clifford.from_cegnn(state, algebra))
+        <All keys matched successfully>
     """
     state, given = _read(source, configuration, _of_a_gate, CEGNN)
     checked(given, CEGNN)
@@ -65,14 +84,31 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 def from_gatr(
     source: Source, algebra: Algebra = PGA, *, configuration: Configuration = None
 ) -> State:
-    """GATr's EquiLinear (out, in, 9), and layers, blocks and networks that contain it.
+    """Converts the state of a GATr module: EquiLinear, or a layer, block or network with it.
 
     Args:
-        source: the module, or its state dict.
-        algebra: of the multivectors.
-        configuration: the original's "attention" and "mlp", with the state dict of a network.
+        source: the original module, or its state dict.
+        algebra: the algebra of the multivectors.
+        configuration: the original's "attention" and "mlp", needed with the state dict of a
+            network.
 
-    Their nine maps are divided by their Euclidean size as matrices; ours are not.
+    Returns:
+        A state dict, which `load_state_dict` of torchweft's module loads strictly.  EquiLinear's
+        (out, in, 9) becomes (9, in, out): GATr divides its nine maps by their Frobenius norms,
+        these factors go into the weights.
+
+    Raises:
+        ShapeError: an option without a counterpart, another number of maps, or the state dict of a
+            network without its configuration.
+
+    Source: https://github.com/Qualcomm-AI-research/geometric-algebra-transformer.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> state = {"weight": torch.randn(16, 8, 9), "bias": torch.zeros(16, 1)}  # of EquiLinear
+        >>> clifford.EquiLinear(8, 16).load_state_dict(clifford.from_gatr(state))
+        <All keys matched successfully>
     """
     state, given = _read(source, configuration, _of_a_network, GATR)
     sizes = torch.tensor(
@@ -87,18 +123,34 @@ def from_gatr(
 
 
 def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
-    """L-GATr's networks and layers, of version 1 and 2, and the slim networks of version 2.
+    """Converts the state of an L-GATr module of version 1 or 2, slim networks of version 2 too.
 
     Args:
-        source: the module, or its state dict.
-        configuration: the original's "attention", "crossattention", "mlp" and "primitives", with
-            the state dict of a network; of a slim one, its arguments.
+        source: the original module, or its state dict.
+        configuration: the original's "attention", "crossattention", "mlp" and "primitives", needed
+            with the state dict of a network; for a slim one, its arguments.
 
-    The networks of version 2 are `LGATr(…, activation="gelu_tanh", options=LGATR_2)`,
-    `ConditionalLGATr`, `LGATrSlim` and `ConditionalLGATrSlim`; options of the original that its
-    state dict shows must be those of `LGATrOptions`, or shapes and names differ.
-    EquiLinear (out, in, 5), or (out, in, 10) with pseudoscalar=True, becomes (5 or 10, in, out);
-    gains (F, 5) become (5, F).
+    Returns:
+        A state dict, which `load_state_dict` of torchweft's module loads strictly.  EquiLinear
+        (out, in, 5), or (out, in, 10) with pseudoscalar=True, becomes (5 or 10, in, out); gains (F,
+        5) become (5, F).  The networks of version 2 are `LGATr(…, activation="gelu_tanh",
+        options=LGATR_2)`, `ConditionalLGATr`, `LGATrSlim` and `ConditionalLGATrSlim`; options of
+        the original that its state dict shows must be those of `LGATrOptions`, else shapes and
+        names differ.
+
+    Raises:
+        ShapeError: an option without a counterpart, or the state dict of a network without its
+            configuration.
+
+    Source: https://github.com/heidelberg-hepml/lgatr.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> state = {"weight": torch.randn(16, 8, 10), "bias": torch.zeros(16, 1)}  # of EquiLinear
+        >>> layer = clifford.EquiLinear(8, 16, clifford.SPACETIME, pseudoscalar=True)
+        >>> layer.load_state_dict(clifford.from_lgatr(state))
+        <All keys matched successfully>
     """
     state, given = _read(source, configuration, _of_a_network, LGATR)
     options = checked(given, LGATR)
@@ -110,12 +162,30 @@ def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
 
 
 def from_cliffordlayers(source: Source, *, configuration: Configuration = None) -> State:
-    """Cliffordlayers' convolutions: weight.0 … weight.B−1 are stacked; the bias is the same.
+    """Converts the state of a convolution of cliffordlayers: weight.0 … weight.B−1 are stacked.
 
     Args:
-        source: the module, or its state dict.
-        configuration: arguments of the original's convolutions, with a state dict; {} for the
-            defaults.
+        source: the original module, or its state dict.
+        configuration: arguments of the original's convolutions, needed with a state dict; {} for
+            the defaults.
+
+    Returns:
+        A state dict, which `load_state_dict` of torchweft's module loads strictly; the bias is the
+        same.
+
+    Raises:
+        ShapeError: an option without a counterpart, or a state dict without its configuration.
+
+    Source: https://github.com/microsoft/cliffordlayers.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> state = {f"weight.{i}": torch.randn(3, 2, 3, 3) for i in range(4)}
+        >>> state["bias"] = torch.zeros(4, 3)
+        >>> layer = clifford.CliffordConv2d(clifford.Algebra((1, 1)), 2, 3, kernel_size=3)
+        >>> layer.load_state_dict(clifford.from_cliffordlayers(state, configuration={}))
+        <All keys matched successfully>
     """
     state, given = _read(source, configuration, lambda name: True, CLIFFORDLAYERS)
     checked(given, CLIFFORDLAYERS)

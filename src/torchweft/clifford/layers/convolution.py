@@ -38,18 +38,34 @@ def clifford_conv(
 ) -> Tensor:
     """y[o](s) = Σ_(c,t) x[c](stride·s + dilation·t) · weight[o, c](t) + bias[o].
 
+    A convolution of multivectors: products are those of the algebra.
+
     Args:
-        x: (N, C_in, spatial…, B), one to three spatial dimensions.
+        x: (N, C_in, spatial…, B), one to three spatial dimensions; blades are last.
         weight: (B, C_out, C_in/groups, kernel…).
         bias: (B, C_out), or None.
-        algebra: of the multivectors.
-        stride: as in torch.
+        algebra: the algebra of the multivectors.
+        stride: as in torch.nn.functional.conv1d, conv2d or conv3d.
         padding: as in torch.
         dilation: as in torch.
         groups: as in torch: channels are grouped, blades are not.
 
     Returns:
-        (N, C_out, spatial…, B).
+        (N, C_out, spatial…, B) in x's dtype.
+
+    Raises:
+        ShapeError: a weight or x that does not fit the algebra, the groups or each other.
+
+    Error and cost: those of torch's convolution of B·C channels.
+
+    Source: Brandstetter et al.: Clifford neural layers for PDE modeling, ICLR 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, weight = torch.randn(1, 2, 16, 16, 4), torch.randn(4, 3, 2, 3, 3)
+        >>> clifford.clifford_conv(x, weight, None, clifford.Algebra((1, 1)), padding=1).shape
+        torch.Size([1, 3, 16, 16, 4])
     """
     table = algebra.cayley(weight.dtype).to(weight.device)
     return _convolve(x, weight, bias, table, stride, padding, dilation, groups)
@@ -86,7 +102,7 @@ class _CliffordConv(nn.Module):
     """A convolution of multivectors in `dims` spatial dimensions; see `clifford_conv`.
 
     Args:
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         in_channels: number of input multivectors.
         out_channels: number of output multivectors.
         kernel_size: one number, or one for each spatial dimension.
@@ -94,7 +110,7 @@ class _CliffordConv(nn.Module):
         padding: as in torch.
         dilation: as in torch.
         groups: as in torch: channels are grouped, blades are not.
-        bias: whether there is one, a multivector for each output channel.
+        bias: whether there is a bias, a multivector for each output channel.
         backend: None or "torch", whose own convolution it is.
     """
 
@@ -145,7 +161,7 @@ class _CliffordConv(nn.Module):
             nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (N, C_in, spatial…, B), result (N, C_out, spatial…, B)."""
+        """Maps x (N, C_in, spatial…, B) to (N, C_out, spatial…, B)."""
         if self.backend not in (None, "torch"):
             raise BackendError(
                 f"backend={self.backend!r} was asked for: a Clifford convolution is torch's own "
@@ -168,19 +184,115 @@ class _CliffordConv(nn.Module):
 
 
 class CliffordConv1d(_CliffordConv):
-    """`clifford_conv` of (N, C, s, B), with the arguments of torch's Conv1d after `algebra`."""
+    """A convolution of multivectors (N, C, s, B): `clifford_conv` as a module.
+
+    Args:
+        algebra: the algebra of the multivectors.
+        in_channels: number of input multivectors.
+        out_channels: number of output multivectors.
+        kernel_size: one number, or one for each spatial dimension.
+        stride: as in torch.nn.Conv1d.
+        padding: as in torch.
+        dilation: as in torch.
+        groups: as in torch: channels are grouped, blades are not.
+        bias: whether there is a bias, a multivector for each output channel.
+        backend: None or "torch", whose own convolution it is.
+
+    Attributes:
+        weight: the parameter (B, C_out, C_in/groups, kernel…).
+        bias: the parameter (B, C_out), or None.
+
+    Raises:
+        ShapeError: groups that do not divide the channels, or another number of kernel sizes.
+        BackendError: from a call, another backend was requested.
+
+    Source: Brandstetter et al.: Clifford neural layers for PDE modeling, ICLR 2023;
+    `from_cliffordlayers` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv1d(plane, 2, 3, kernel_size=3, padding=1)
+        >>> layer(torch.randn(1, 2, 16, 4)).shape
+        torch.Size([1, 3, 16, 4])
+    """
 
     dims = 1
 
 
 class CliffordConv2d(_CliffordConv):
-    """`clifford_conv` of (N, C, s, t, B), with the arguments of torch's Conv2d after `algebra`."""
+    """A convolution of multivectors (N, C, s, t, B): `clifford_conv` as a module.
+
+    Args:
+        algebra: the algebra of the multivectors.
+        in_channels: number of input multivectors.
+        out_channels: number of output multivectors.
+        kernel_size: one number, or one for each spatial dimension.
+        stride: as in torch.nn.Conv2d.
+        padding: as in torch.
+        dilation: as in torch.
+        groups: as in torch: channels are grouped, blades are not.
+        bias: whether there is a bias, a multivector for each output channel.
+        backend: None or "torch", whose own convolution it is.
+
+    Attributes:
+        weight: the parameter (B, C_out, C_in/groups, kernel…).
+        bias: the parameter (B, C_out), or None.
+
+    Raises:
+        ShapeError: groups that do not divide the channels, or another number of kernel sizes.
+        BackendError: from a call, another backend was requested.
+
+    Source: Brandstetter et al.: Clifford neural layers for PDE modeling, ICLR 2023;
+    `from_cliffordlayers` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv2d(plane, 2, 3, kernel_size=3, padding=1)
+        >>> layer(torch.randn(1, 2, 16, 16, 4)).shape
+        torch.Size([1, 3, 16, 16, 4])
+    """
 
     dims = 2
 
 
 class CliffordConv3d(_CliffordConv):
-    """`clifford_conv` of (N, C, s, t, u, B), with the arguments of Conv3d after `algebra`."""
+    """A convolution of multivectors (N, C, s, t, u, B): `clifford_conv` as a module.
+
+    Args:
+        algebra: the algebra of the multivectors.
+        in_channels: number of input multivectors.
+        out_channels: number of output multivectors.
+        kernel_size: one number, or one for each spatial dimension.
+        stride: as in torch.nn.Conv3d.
+        padding: as in torch.
+        dilation: as in torch.
+        groups: as in torch: channels are grouped, blades are not.
+        bias: whether there is a bias, a multivector for each output channel.
+        backend: None or "torch", whose own convolution it is.
+
+    Attributes:
+        weight: the parameter (B, C_out, C_in/groups, kernel…).
+        bias: the parameter (B, C_out), or None.
+
+    Raises:
+        ShapeError: groups that do not divide the channels, or another number of kernel sizes.
+        BackendError: from a call, another backend was requested.
+
+    Source: Brandstetter et al.: Clifford neural layers for PDE modeling, ICLR 2023;
+    `from_cliffordlayers` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> plane = clifford.Algebra((1, 1))
+        >>> layer = clifford.CliffordConv3d(plane, 2, 3, kernel_size=3, padding=1)
+        >>> layer(torch.randn(1, 2, 8, 8, 8, 4)).shape
+        torch.Size([1, 3, 8, 8, 8, 4])
+    """
 
     dims = 3
 

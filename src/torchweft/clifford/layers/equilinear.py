@@ -26,20 +26,37 @@ Map = tuple[tuple[int, int, int], ...]
 class EquiLinear(MultivectorModule):
     """y = Σ_a φ_a(x) · weight[a], plus bias on the scalar, with the equivariant maps φ_a of GATr.
 
-    In order: the n+1 projections ⟨x⟩_g; for each null vector e, e⟨x⟩_g for g < n
-    (nine maps in PGA, as in GATr); with `pseudoscalar`, the n+1 products ⟨x⟩_g e_1…n.
-
-    Parameters: weight (maps, F_in, F_out), bias (F_out,).
+    The maps, in order: the n+1 projections ⟨x⟩_g; for each null vector e, e⟨x⟩_g for g < n (nine
+    maps in PGA, as in GATr); with `pseudoscalar`, the n+1 products ⟨x⟩_g e_1…n.
 
     Args:
-        in_features: F_in.
-        out_features: F_out.
-        algebra: of the multivectors.
-        bias: whether there is one.
-        pseudoscalar: add those maps, as L-GATr does by default; the layer is then equivariant
-            under even versors, and not under reflections.
+        in_features: number of input features F_in.
+        out_features: number of output features F_out.
+        algebra: the algebra of the multivectors.
+        bias: whether there is a bias.
+        pseudoscalar: whether those maps are added, as L-GATr does by default; the layer is then
+            equivariant under even versors, and not under reflections.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (maps, F_in, F_out).
+        bias: the parameter (F_out,), or None.
+
+    Raises:
+        ShapeError: a number of features that is not positive; from a call, multivectors of another
+            layout or number of features.
+
+    Cost: one matrix product for each grade, and one for each further map.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.EquiLinear(8, 16)  # in PGA
+        >>> layer(torch.randn(16, 100, 8)).shape
+        torch.Size([16, 100, 16])
     """
 
     bias: nn.Parameter | None
@@ -83,7 +100,7 @@ class EquiLinear(MultivectorModule):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (B, batch…, F_in), result (B, batch…, F_out)."""
+        """Maps multivectors x (B, batch…, F_in) to (B, batch…, F_out)."""
         self.check(x, self.in_features)
         return self.blades_back(self.of_blades(self.blades_first(x)))
 
@@ -110,15 +127,25 @@ class MixedLinear(nn.Module):
     ends are pairs, x₀ and the last blade, interleaved as in L-GATr.
 
     Args:
-        in_features: F_in.
-        out_features: F_out.
+        in_features: number of input features F_in.
+        out_features: number of output features F_out.
         in_scalars: S_in; 0 for none, and a bias is then that of φ.
         out_scalars: S_out; 0 for none.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         bias: whether there is one, of the scalar blade and of the scalars.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.MixedLinear(8, 16, in_scalars=4, out_scalars=2)
+        >>> x, scalars = layer(torch.randn(16, 100, 8), torch.randn(100, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 100, 16]), torch.Size([100, 2]))
     """
 
     _ends: Tensor
@@ -158,7 +185,15 @@ class MixedLinear(nn.Module):
             self.s2s = nn.Linear(in_scalars, out_scalars, bias=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, batch…, F_in) and (batch…, S_in) to (B, batch…, F_out) and (batch…, S_out)."""
+        """The linear map of both kinds of features.
+
+        Args:
+            x: multivectors (B, batch…, F_in).
+            scalars: (batch…, S_in).
+
+        Returns:
+            (B, batch…, F_out) and (batch…, S_out).
+        """
         if scalars.shape[-1] != self.in_scalars:
             raise ShapeError(
                 f"scalars is {tuple(scalars.shape)}: MixedLinear needs (batch…, "
@@ -196,12 +231,21 @@ class EquiLayerNorm(MultivectorModule):
     """x / √max(eps, mean over features of Σ_g |Σ_(j∈g) q_j x_j²|), and layer norm of the scalars.
 
     Args:
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         eps: the least mean square that is divided by.
-        gains: (F, S): behind the norm, multiply by parameters weight (n+1, F), one a grade, and
-            scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
+        gains: (F, S): after the norm, multiply by parameters weight (n+1, F), one for each grade,
+            and scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses; the norm of the scalars is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; that of the scalars is torch's own.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, scalars = clifford.EquiLayerNorm()(torch.randn(16, 100, 8), torch.randn(100, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 100, 8]), torch.Size([100, 4]))
     """
 
     weight: nn.Parameter | None
@@ -222,7 +266,15 @@ class EquiLayerNorm(MultivectorModule):
         self.scalar_weight = nn.Parameter(torch.ones(gains[1])) if gains else None
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """Both like what was given."""
+        """The normalised features.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         self.check(x)
         given = (x, self.weight), self.algebra, self.blade_dim, self.backend
         y = _layer_norm(*given, self.eps, self.weight is not None).to(x.dtype)
@@ -243,13 +295,22 @@ _layer_norm = RowFunction(program_rows("layer_norm", _norm_words), "x", widened,
 class GradeDropout(MultivectorModule):
     """In training, each grade of each multivector is 0 with probability p, else times 1/(1 − p).
 
-    Scalars likewise, each by itself, as in torch's dropout.
+    Scalars are dropped one by one, as in torch's dropout.
 
     Args:
         p: probability.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses; dropout is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; dropout is torch's own on every backend.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, scalars = clifford.GradeDropout(0.1)(torch.randn(16, 100, 8), torch.randn(100, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 100, 8]), torch.Size([100, 4]))
     """
 
     _grades: Tensor
@@ -272,7 +333,15 @@ class GradeDropout(MultivectorModule):
         self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """Both like what was given."""
+        """The features with grades dropped at random, in training.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         self.check(x)
         if not self.training or not self.p:
             return x, scalars

@@ -41,26 +41,35 @@ __all__ = [
 
 
 class LGATrOptions(NamedTuple):
-    """What L-GATr's configurations leave open; the defaults are those of its version 1."""
+    """Options of L-GATr's blocks; the defaults are those of its version 1, `LGATR_1`.
+
+    Args:
+        attention_ratio: the ratio of the features of all heads to those of a block.
+        attention_bias: whether the maps before the attention have a bias.
+        head_scale: whether a factor for each head's result is a parameter.
+        norm_gains: whether parameters, one for each grade and feature, follow the norms of a block.
+        mlp_ratio: the ratio of the hidden features of an MLP to those of a block.
+        mlp_layers: number of layers of an MLP.
+        products: whether the first layer of an MLP is a geometric product; else it is a gated
+            linear map.
+        bivectors: whether that product keeps its bivectors.
+        dropout: see `GradeDropout`; of attention and of the layers of an MLP.
+
+    Example:
+        >>> from torchweft import clifford
+        >>> clifford.LGATR_2 == clifford.LGATrOptions(attention_bias=False, norm_gains=True)
+        True
+    """
 
     attention_ratio: int = 1
-    """Ratio of the features of all heads to those of a block."""
     attention_bias: bool = True
-    """Whether the maps before the attention have a bias."""
     head_scale: bool = False
-    """Whether a factor for each head's result is a parameter."""
     norm_gains: bool = False
-    """Whether parameters, one a grade and feature, follow the norms of a block."""
     mlp_ratio: int = 4
-    """Ratio of the hidden features of an MLP to those of a block."""
     mlp_layers: int = 2
-    """Number of layers of an MLP."""
     products: bool = True
-    """Whether the first layer of an MLP is a geometric product; else it is a gated linear map."""
     bivectors: bool = True
-    """Whether that product keeps its bivectors."""
     dropout: float = 0.0
-    """See `GradeDropout`; of attention and of the layers of an MLP."""
 
 
 LGATR_1 = LGATrOptions()
@@ -74,13 +83,23 @@ class LGATrMLP(nn.Module):
     """linear(gate(norm(linear(a b)))), a and b two linear maps to `mlp_ratio` times the features.
 
     Args:
-        features: F.
-        scalars: S.
+        features: number of features F.
+        scalars: number of scalars S.
         pseudoscalar: see `EquiLinear`.
         activation: see `ScalarGatedNonlinearity`.
         options: see `LGATrOptions`; each further layer is a gate and a linear map.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x, scalars = clifford.LGATrMLP(8, 4)(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -128,7 +147,15 @@ class LGATrMLP(nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
+        """The result of all layers.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         if self.products:
             x, scalars = self.dropout(*self._product(x, scalars))
         for linear in self.linears:
@@ -146,7 +173,31 @@ class LGATrMLP(nn.Module):
 
 
 class LGATrBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `LGATr`."""
+    """A block of `LGATr`: x + attention(norm(x)), then x + mlp(norm(x)), of both kinds of features.
+
+    Args:
+        features: number of features F.
+        scalars: number of scalars S.
+        heads: number of attention heads.
+        multi_query: see `LGATrAttention`.
+        pseudoscalar: see `EquiLinear`.
+        activation: see `ScalarGatedNonlinearity`.
+        extra: (F', S') of the features that enter the attention only, see `SelfAttention`.
+        options: see `LGATrOptions`.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> block = clifford.LGATrBlock(8, 4, heads=2)
+        >>> x, scalars = block(torch.randn(16, 10, 8), torch.randn(10, 4))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
+    """
 
     def __init__(
         self,
@@ -176,13 +227,50 @@ class LGATrBlock(nn.Module):
     def forward(
         self, x: Tensor, scalars: Tensor, mask: Tensor | None = None, extra: Pair | None = None
     ) -> Pair:
-        """Both like what was given; `extra` as in `SelfAttention`."""
+        """The features after attention and MLP.
+
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            mask: see `geometric_attention`.
+            extra: see `SelfAttention.forward`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         x, scalars = added((x, scalars), self.attention(*self.norm1(x, scalars), mask, extra))
         return added((x, scalars), self.mlp(*self.norm2(x, scalars)))
 
 
 class ConditionalLGATrBlock(LGATrBlock):
-    """`LGATrBlock`, with attention over a condition between its parts: see `ConditionalLGATr`."""
+    """A block of `ConditionalLGATr`: `LGATrBlock`, with attention over a condition in between.
+
+    Args:
+        features: number of features F.
+        scalars: number of scalars S.
+        other_features: number of multivectors of an item of the condition.
+        other_scalars: number of scalars of an item of the condition.
+        heads: numbers of heads, of the attention over items and of that over the condition.
+        multi_query: a flag for each of both attentions, see `LGATrAttention`.
+        pseudoscalar: see `EquiLinear`.
+        activation: see `ScalarGatedNonlinearity`.
+        options: see `LGATrOptions`.
+        cross_options: options of the attention over the condition; None: the same.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> block = clifford.ConditionalLGATrBlock(8, 4, 6, 3, heads=(2, 2))
+        >>> own = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> other = torch.randn(16, 5, 6), torch.randn(5, 3)
+        >>> x, scalars = block(*own, *other)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
+    """
 
     def __init__(
         self,
@@ -220,7 +308,19 @@ class ConditionalLGATrBlock(LGATrBlock):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """Both like x and scalars; the other items, and masks, as in `CrossAttention`."""
+        """The features after attention, attention over the condition, and MLP.
+
+        Args:
+            x: multivectors (B, batch…, items, F).
+            scalars: (batch…, items, S).
+            other: multivectors of the condition, (B, batch…, others, F').
+            other_scalars: scalars of the condition, (batch…, others, S').
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         x, scalars = added((x, scalars), self.attention(*self.norm1(x, scalars), mask))
         others = self.norm_other(other, other_scalars)
         change = self.cross_attention(*self.norm2(x, scalars), *others, cross_mask)
@@ -241,14 +341,26 @@ class LGATr(nn.Module):
         blocks: number of blocks.
         heads: number of attention heads.
         multi_query: see `LGATrAttention`.
-        pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
+        pseudoscalar: equivariant under rotations and boosts only, as L-GATr is by default;
             False: under reflections too.
         activation: see `ScalarGatedNonlinearity`; "gelu_tanh" is that of L-GATr 2.
         reinsert: numbers of input multivectors, and of input scalars, that enter the attention of
             every block once more.
         options: of the blocks; `LGATR_2` are those of L-GATr 2.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Spinner et al.: Lorentz-equivariant geometric algebra transformers for high-energy
+    physics, NeurIPS 2024; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.LGATr(1, 1, 8, in_scalars=0, out_scalars=1, scalars=4, blocks=2)
+        >>> momenta = clifford.embed_vector(torch.randn(100, 1, 4), clifford.SPACETIME)
+        >>> x, scalars = network(momenta)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 100, 1]), torch.Size([100, 1]))
     """
 
     def __init__(
@@ -283,7 +395,16 @@ class LGATr(nn.Module):
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
     def forward(self, x: Tensor, scalars: Tensor | None = None, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
+        """
         scalars = self.linear_in.scalars_of(x, scalars)
         extra = self.reinsert(x, scalars)
         x, scalars = self.linear_in(x, scalars)
@@ -307,13 +428,24 @@ class ConditionalLGATr(nn.Module):
         other_scalars: scalars of an item of the condition; 0 for none.
         blocks: number of blocks.
         heads: numbers of heads, of the attention over items and of that over the condition.
-        multi_query: see `LGATrAttention`; for both, likewise.
+        multi_query: a flag for each of both attentions, see `LGATrAttention`.
         pseudoscalar: as in `LGATr`.
         activation: see `ScalarGatedNonlinearity`.
         options: of the blocks.
         cross_options: of the attention over the condition, if others.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> widths = 1, 1, 8, 0, 1, 4, 2, 0  # multivectors, scalars, those of the condition
+        >>> network = clifford.ConditionalLGATr(*widths, blocks=2)
+        >>> x, scalars = network(torch.randn(16, 10, 1), torch.randn(16, 5, 2))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 1]), torch.Size([10, 1]))
     """
 
     def __init__(
@@ -357,9 +489,19 @@ class ConditionalLGATr(nn.Module):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out.
+        """The features of each item after all blocks.
 
-        The condition is (B, batch…, others, F') and (batch…, others, S').
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            other: multivectors of the condition, (B, batch…, others, F').
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            other_scalars: scalars of the condition, (batch…, others, S'); None where there are
+                none.
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
         """
         others = other, self.linear_in.scalars_of(other, other_scalars)
         x, scalars = self.linear_in(x, self.linear_in.scalars_of(x, scalars))

@@ -8,7 +8,7 @@ and laid out as in the original; `from_lgatr` converts its checkpoints.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +223,19 @@ class _Block(nn.Module):
         return added(own, self.mlp(*normed))
 
 
+class SlimOptions(TypedDict, total=False):
+    """Arguments of LGATrSlim that ConditionalLGATrSlim takes by name."""
+
+    activation: str
+    vector_activation: str
+    attention_ratio: int
+    mlp_ratio: int
+    mlp_layers: int
+    norm_gains: bool
+    dropout: float
+    blade_dim: int
+
+
 class LGATrSlim(nn.Module):
     """L-GATr-slim: a linear map, blocks of attention and a gated MLP, a linear map.
 
@@ -243,6 +256,16 @@ class LGATrSlim(nn.Module):
         norm_gains: whether parameters follow the norms of a block.
         dropout: probability for each vector and scalar, in attention and MLP.
         blade_dim: 0 for (4, batch…, items, V), −1 for (batch…, items, V, 4).
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.LGATrSlim(1, 0, 8, 2, 1, 4, blocks=2, heads=2)
+        >>> vectors, scalars = network(torch.randn(4, 10, 1), torch.randn(10, 2))
+        >>> vectors.shape, scalars.shape
+        (torch.Size([4, 10, 0]), torch.Size([10, 1]))
     """
 
     def __init__(
@@ -288,7 +311,16 @@ class LGATrSlim(nn.Module):
     _condition: Widths | None = None
 
     def forward(self, vectors: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """(4, batch…, items, V_in) and (batch…, items, S_in) to the same with V_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            vectors: (4, batch…, items, V_in).
+            scalars: (batch…, items, S_in).
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (4, batch…, items, V_out) and (batch…, items, S_out).
+        """
         return self._through(vectors, scalars, None, mask, None)
 
     def _through(
@@ -333,7 +365,19 @@ class ConditionalLGATrSlim(LGATrSlim):
         other_scalars: scalars of an item of the condition.
         blocks: number of blocks.
         heads: number of attention heads.
-        options: further ones of `LGATrSlim`.
+        **options: further arguments of `LGATrSlim`, by name.
+
+    Source: L-GATr 2, https://github.com/heidelberg-hepml/lgatr; `from_lgatr` converts checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.ConditionalLGATrSlim(1, 0, 8, 2, 1, 4, 1, 2, blocks=2, heads=2)
+        >>> own = torch.randn(4, 10, 1), torch.randn(10, 2)
+        >>> other = torch.randn(4, 5, 1), torch.randn(5, 2)
+        >>> vectors, scalars = network(own[0], other[0], own[1], other[1])
+        >>> vectors.shape, scalars.shape
+        (torch.Size([4, 10, 0]), torch.Size([10, 1]))
     """
 
     def __init__(
@@ -348,7 +392,7 @@ class ConditionalLGATrSlim(LGATrSlim):
         other_scalars: int,
         blocks: int,
         heads: int,
-        **options: Any,
+        **options: Unpack[SlimOptions],
     ) -> None:
         self._condition = (other_vectors, other_scalars)
         shape = (in_vectors, out_vectors, vectors, in_scalars, out_scalars, scalars)
@@ -363,8 +407,17 @@ class ConditionalLGATrSlim(LGATrSlim):
         mask: Tensor | None = None,
         cross_mask: Tensor | None = None,
     ) -> Pair:
-        """(4, batch…, items, V_in) and (batch…, items, S_in) to the same with V_out and S_out.
+        """The features of each item after all blocks.
 
-        The condition is (4, batch…, others, V') and (batch…, others, S').
+        Args:
+            vectors: (4, batch…, items, V_in).
+            other: vectors of the condition, (4, batch…, others, V').
+            scalars: (batch…, items, S_in).
+            other_scalars: scalars of the condition, (batch…, others, S').
+            mask: of the attention over items.
+            cross_mask: of the attention over the condition.
+
+        Returns:
+            (4, batch…, items, V_out) and (batch…, items, S_out).
         """
         return self._through(vectors, scalars, (other, other_scalars), mask, cross_mask)

@@ -46,8 +46,29 @@ def join(
 ) -> Tensor:
     """dual(dual(x) ∧ dual(y)): `regressive` with GATr's signs.
 
-    `regressive` undoes the dual at the end.  Applying it once more instead changes grade k by
-    (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
+    `regressive` inverts the dual at the end.  Applying the dual once more instead changes grade k
+    by (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
+
+    Args:
+        x: multivectors, (B, batch…, F), float16 to float64.
+        y: the right factors, the same layout and dtype; batch and features broadcast.
+        algebra: the algebra of the multivectors.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> points = clifford.embed_point(torch.tensor([[[0.0, 0, 0]], [[1.0, 0, 0]]]))
+        >>> first, second = points.unbind(1)
+        >>> line = clifford.join(first, second)  # the line through two points
+        >>> int((line != 0).sum())
+        1
     """
     out = functions.regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
     if algebra.n % 2:
@@ -67,7 +88,27 @@ def equivariant_join(
     """r · join(x, y): the join changes sign under reflections, and so does r.
 
     r is the coefficient in `reference` of the product of all vectors that are not null: e123 in
-    PGA.  `reference` is like x, or broadcasts with it.
+    PGA.
+
+    Args:
+        x: multivectors, (B, batch…, F), float16 to float64.
+        y: the right factors, the same layout and dtype; batch and features broadcast.
+        reference: multivectors that broadcast with x.
+        algebra: the algebra of the multivectors.
+        blade_dim: the dimension of the blades: 0, or −1 for (batch…, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Returns:
+        Multivectors (B, batch…, F) in x's dtype.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> x = torch.randn(16, 10, 8)
+        >>> clifford.equivariant_join(x, x, x.mean((-2, -1), keepdim=True)).shape
+        torch.Size([16, 10, 8])
     """
     body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
     orientation = reference.movedim(blade_dim, 0)[algebra.positions[body]].unsqueeze(blade_dim)
@@ -108,7 +149,15 @@ class ScalarGatedNonlinearity(nn.Module):
         activation: f: "gelu" as in GATr and L-GATr 1 (tanh formula for the gates, the exact one for
             scalars), "gelu_tanh" as in L-GATr 2 (for both), "relu", "sigmoid", "silu" or "tanh".
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses; gates are torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; gates are torch's own on every backend.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.ScalarGatedNonlinearity("relu")
+        >>> x, scalars = layer(torch.ones(16, 1), torch.tensor([-1.0, 2.0]))
+        >>> scalars
+        tensor([0., 2.])
     """
 
     def __init__(
@@ -119,7 +168,15 @@ class ScalarGatedNonlinearity(nn.Module):
         self.activation, self.blade_dim, self.backend = activation, blade_dim, backend
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
+        """The gated multivectors and the activated scalars.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         backend_on(self.backend, x.device.type)
         of_gates, of_scalars = activations_of(self.activation)
         return of_gates(x.narrow(self.blade_dim, 0, 1)) * x, of_scalars(scalars)
@@ -135,13 +192,24 @@ class GeometricBilinear(nn.Module):
     """linear(concat(a b, r · join(c, d))), with a, b, c, d four linear maps of the input.
 
     Args:
-        in_features: F_in.
+        in_features: number of input features F_in.
         out_features: F_out, even.
-        in_scalars: S_in.
-        out_scalars: S_out.
-        algebra: of the multivectors.
+        in_scalars: number of input scalars S_in.
+        out_scalars: number of output scalars S_out.
+        algebra: the algebra of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.GeometricBilinear(8, 8, 4, 4)
+        >>> x, scalars = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> x, scalars = layer(x, scalars, x.mean((-2, -1), keepdim=True))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -171,7 +239,16 @@ class GeometricBilinear(nn.Module):
         self.linear_right.start_near_one()
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
-        """(B, batch…, F_in), (batch…, S_in), and a reference that broadcasts with x for r."""
+        """The products and joins.
+
+        Args:
+            x: multivectors (B, batch…, F_in).
+            scalars: (batch…, S_in).
+            reference: multivectors that broadcast with x, for r of `equivariant_join`.
+
+        Returns:
+            (B, batch…, F_out) and (batch…, S_out).
+        """
         maps = self.linear_left, self.linear_right, self.linear_join_left, self.linear_join_right
         a, b, c, d = (linear(x, scalars)[0] for linear in maps)
         blade_dim, backend = self.blade_dim, self.backend
@@ -190,13 +267,24 @@ class GeometricMLP(nn.Module):
     """Bilinear layer to twice the features, gated nonlinearity, linear layer back: GATr's GeoMLP.
 
     Args:
-        features: F.
-        scalars: S.
-        algebra: of the multivectors.
+        features: number of features F.
+        scalars: number of scalars S.
+        algebra: the algebra of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
         dropout: see `GradeDropout`; of both layers' results.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> layer = clifford.GeometricMLP(8, 4)
+        >>> x, scalars = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> x, scalars = layer(x, scalars, x.mean((-2, -1), keepdim=True))
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
     """
 
     def __init__(
@@ -221,14 +309,49 @@ class GeometricMLP(nn.Module):
         self.dropout = GradeDropout(dropout, algebra, blade_dim=blade_dim, backend=backend)
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
-        """Both like what was given."""
+        """The result of both layers.
+
+        Args:
+            x: multivectors (B, batch…, F).
+            scalars: (batch…, S).
+            reference: multivectors that broadcast with x, for r of `equivariant_join`.
+
+        Returns:
+            Tensors of the shapes of x and scalars.
+        """
         hidden = self.dropout(*self.bilinear(x, scalars, reference))
         out: Pair = self.dropout(*self.linear(*self.gate(*hidden)))
         return out
 
 
 class GATrBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `GATr`."""
+    """A block of `GATr`: x + attention(norm(x)), then x + mlp(norm(x)), of both kinds of features.
+
+    Args:
+        features: number of features F.
+        scalars: number of scalars S.
+        heads: number of attention heads.
+        multi_query: see `SelfAttention`.
+        algebra: the algebra of the multivectors.
+        activation: see `ScalarGatedNonlinearity`.
+        extra: (F', S') of the features that enter the attention only, see `SelfAttention`.
+        rotary_base: of a `RotaryEncoding` in the attention; None for none.
+        dropout: see `GradeDropout`; of attention and of the layers of an MLP.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> block = clifford.GATrBlock(8, 4, heads=2)
+        >>> x, scalars = torch.randn(16, 10, 8), torch.randn(10, 4)
+        >>> reference = x.mean((-2, -1), keepdim=True)
+        >>> x, scalars = block(x, scalars, reference)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 10, 8]), torch.Size([10, 4]))
+    """
 
     def __init__(
         self,
@@ -290,7 +413,7 @@ class GATr(nn.Module):
         blocks: number of blocks.
         heads: number of attention heads.
         multi_query: see `SelfAttention`.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
         reinsert: numbers of input multivectors, and of input scalars, that enter the attention of
             every block once more.
@@ -298,7 +421,19 @@ class GATr(nn.Module):
             `pos_enc_base` of 4096; None for none.
         dropout: see `GradeDropout`; of attention and of the layers of an MLP.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023; `from_gatr` converts
+    checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.GATr(1, 1, 8, in_scalars=0, out_scalars=1, scalars=4, blocks=2)
+        >>> points = clifford.embed_point(torch.randn(100, 1, 3))  # 100 items of one multivector
+        >>> x, scalars = network(points)
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 100, 1]), torch.Size([100, 1]))
     """
 
     def __init__(
@@ -341,7 +476,16 @@ class GATr(nn.Module):
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
     def forward(self, x: Tensor, scalars: Tensor | None = None, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        """The features of each item after all blocks.
+
+        Args:
+            x: multivectors (B, batch…, items, F_in).
+            scalars: (batch…, items, S_in); None where in_scalars is 0.
+            mask: of attention, see `geometric_attention`.
+
+        Returns:
+            (B, batch…, items, F_out) and (batch…, items, S_out).
+        """
         reference = x.mean((-2, -1) if self.blade_dim == 0 else (-3, -2), keepdim=True)
         scalars = self.linear_in.scalars_of(x, scalars)
         extra = self.reinsert(x, scalars)
@@ -367,12 +511,23 @@ class AxialGATr(nn.Module):
         blocks: number of blocks.
         heads: number of attention heads.
         multi_query: see `SelfAttention`.
-        algebra: of the multivectors.
+        algebra: the algebra of the multivectors.
         activation: see `ScalarGatedNonlinearity`.
         rotary_bases: of a `RotaryEncoding` of the places in a column, and of those in a row; None
             for none.
         blade_dim: 0 for (B, batch…, rows, columns, F), −1 for (batch…, rows, columns, F, B).
-        backend: None chooses.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023; `from_gatr` converts
+    checkpoints.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import clifford
+        >>> network = clifford.AxialGATr(1, 1, 8, in_scalars=0, out_scalars=1, scalars=4, blocks=2)
+        >>> x, scalars = network(torch.randn(16, 5, 10, 1))  # five rows, ten columns
+        >>> x.shape, scalars.shape
+        (torch.Size([16, 5, 10, 1]), torch.Size([5, 10, 1]))
     """
 
     def __init__(
@@ -415,9 +570,15 @@ class AxialGATr(nn.Module):
         scalars: Tensor | None = None,
         masks: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Pair:
-        """(B, batch…, rows, columns, F_in) and (batch…, rows, columns, S_in) to F_out and S_out.
+        """The features of each item after all blocks.
 
-        The masks are of attention in columns, and in rows.
+        Args:
+            x: multivectors (B, batch…, rows, columns, F_in).
+            scalars: (batch…, rows, columns, S_in); None where in_scalars is 0.
+            masks: of attention in columns, and in rows.
+
+        Returns:
+            (B, batch…, rows, columns, F_out) and (batch…, rows, columns, S_out).
         """
         last = -1 if self.blade_dim == 0 else -2
         reference = x.mean((last - 2, last - 1, last), keepdim=True)

@@ -44,7 +44,7 @@ _FORMULA = (
 def chapter(options: Options) -> page.Chapter:
     """Learn on one part of the surface, restore all of it, judge on the part held out."""
     device = options.device
-    surface = load(options.points, options.seed, options.array)
+    surface = load(options.points, options.seed, options.key)
     torch.manual_seed(options.seed)
     model = SurfaceFilter().to(device)
     tiles = tiles_of(surface, device)

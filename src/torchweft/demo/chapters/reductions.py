@@ -67,7 +67,7 @@ class Result(NamedTuple):
 
 def chapter(options: Options) -> page.Chapter:
     """Smooth a part of the surface in two ways, then level all of it."""
-    surface = load(options.points, options.seed, options.array)
+    surface = load(options.points, options.seed, options.key)
     part = _part(surface, options.device)
     smooth = {
         "all pairs": partial(smoothed, part, None),

@@ -38,7 +38,7 @@ _FORMULA = (
 
 def chapter(options: Options) -> page.Chapter:
     """Learn on one part of the surface, tell the kinds of voxels of the other."""
-    surface = load(options.points, options.seed, options.array)
+    surface = load(options.points, options.seed, options.key)
     tiles, test = landforms(surface, options.device)
     torch.manual_seed(options.seed)
     model = Segmenter().to(options.device)

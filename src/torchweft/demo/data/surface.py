@@ -70,12 +70,12 @@ class Surface:
         return float(error.square().sum(1).mean().sqrt())
 
 
-def load(path: Path | None, seed: int, array: str | None = None) -> Surface:
+def load(path: Path | None, seed: int, key: str | None = None) -> Surface:
     """The user's cloud, or the elevation model that comes with matplotlib."""
     generator = torch.Generator().manual_seed(seed)
     if path is None:
         return _elevation_model(generator)
-    return _cloud(read_points(path, array), path.name, generator)
+    return _cloud(read_points(path, key), path.name, generator)
 
 
 def _elevation_model(generator: torch.Generator) -> Surface:

@@ -94,7 +94,14 @@ class Domains:
         self._levels = self._cuts(places, whole if weights is None else weights.long())
 
     def owner(self, positions: Tensor) -> Tensor:
-        """(n,) int64, the part in which each of positions (n, 3) lies; no communication."""
+        """The part in which each position lies; no communication.
+
+        Args:
+            positions: (n, 3).
+
+        Returns:
+            (n,) int64.
+        """
         places = self._places(positions.detach().double())
         owner = torch.zeros(len(places), dtype=torch.int64, device=places.device)
         for level in self._levels:

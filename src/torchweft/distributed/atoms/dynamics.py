@@ -21,18 +21,28 @@ __all__ = ["Atoms", "VelocityVerlet", "forces_of"]
 
 
 class Atoms(NamedTuple):
-    """Atoms that a rank owns, in units of one system, e.g. eV, Å, u and Å √(u/eV)."""
+    """The atoms that a rank owns, in the units of one system, such as eV, Å, u and Å √(u/eV).
+
+    Args:
+        ids: (n,) int64, the number of each atom among those of all ranks.
+        numbers: (n,) integers, atomic numbers.
+        positions: (n, 3), which may lie outside the cell.
+        velocities: (n, 3).
+        masses: (n,).
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import Atoms
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [1.1, 0.0, 0.0]])
+        >>> len(Atoms(torch.arange(2), torch.ones(2), x, 0 * x, torch.ones(2)).ids)
+        2
+    """
 
     ids: Tensor
-    """(n,) int64, the number of each atom among those of all ranks."""
     numbers: Tensor
-    """(n,) integers, atomic numbers."""
     positions: Tensor
-    """(n, 3), which may lie outside the cell."""
     velocities: Tensor
-    """(n, 3)."""
     masses: Tensor
-    """(n,)."""
 
 
 Energy = Callable[[Tensor, Tensor, Neighbours], Tensor]
@@ -50,10 +60,21 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
         cell: (3, 3), three lattice vectors as rows.
 
     Returns:
-        A function of (atoms, neighbours): the energy of all ranks, and the forces (n, 3) on own
-        atoms.  It raises a ShapeError on every rank where an energy has not one element.
+        A function of (atoms, neighbours) that returns the energy of all ranks, and the forces (n,
+        3) on own atoms.  It raises a ShapeError on every rank where an energy has not one element.
 
     Cost: two exchanges of rows of the halo, and one back, besides those of the energy.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import Atoms, DistributedNeighbourList, forces_of
+        >>> def spring(numbers, vectors, neighbours):
+        ...     return (vectors.norm(dim=1) - 1).square().sum() / 4  # an edge each way
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [1.5, 0.0, 0.0]])
+        >>> atoms = Atoms(torch.arange(2), torch.ones(2), x, 0 * x, torch.ones(2))
+        >>> energy, forces = forces_of(spring)(atoms, DistributedNeighbourList(2.0)(atoms.ids, x))
+        >>> float(energy), forces[:, 0].tolist()
+        (0.125, [0.5, -0.5])
     """
 
     def forces(atoms: Atoms, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
@@ -75,20 +96,23 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
 
 
 class VelocityVerlet:
-    """Steps of constant energy, with one list of neighbours and one halo for many of them.
+    """Molecular dynamics at constant energy over ranks, by velocity Verlet steps.
+
+    One neighbour list and one halo serve many steps.
 
     Every rank of the group builds it, and calls `run`, together.
 
     Args:
         forces: of (atoms, neighbours): the energy of all ranks and the forces on own atoms, e.g. of
             `forces_of`.
-        atoms: of this rank; any: at the start they migrate to the rank that owns their box.
-        time_step: Δt.
-        cutoff: of the neighbours.
+        atoms: atoms of this rank, any part of all atoms: at the start they migrate to the rank that
+            owns their box.
+        time_step: Δt, in the atoms' unit of time.
+        cutoff: of the neighbour list, in the unit of the positions.
         cell: (3, 3), three lattice vectors as rows, the same on every rank.
         pbc: whether images repeat along each lattice vector: a bool or (3,).
-        skin: atoms migrate, boxes are balanced anew and neighbours are searched anew where an atom
-            has moved by half of it.
+        skin: atoms migrate, boxes are balanced and neighbours are searched again when an atom has
+            moved by half of it.
         group: the ranks; None: all.
 
     Raises:
@@ -136,7 +160,11 @@ class VelocityVerlet:
         self._update()
 
     def run(self, steps: int) -> None:
-        """So many steps."""
+        """Makes a number of steps.
+
+        Args:
+            steps: how many.
+        """
         for _ in range(steps):
             atoms = self._kicked()
             positions = atoms.positions + self._step * atoms.velocities

@@ -37,34 +37,44 @@ __all__ = ["DistributedNeighbourList", "Neighbours"]
 
 
 class Neighbours(NamedTuple):
-    """The edges that end at atoms of this rank."""
+    """The edges that end at atoms of this rank, from `DistributedNeighbourList`.
+
+    Args:
+        halo: the atoms of other ranks that the edges begin at, by ascending number.
+        src: (E,) int64, row of `halo(x)`: own atoms, then the halo's.
+        dst: (E,) int64, row of own atoms.
+        shift: (E, 3), how many lattice vectors the image of dst is away, in the positions' dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.distributed import DistributedNeighbourList
+        >>> line = torch.arange(4.0)[:, None] * torch.tensor([1.0, 0.0, 0.0])
+        >>> DistributedNeighbourList(1.5)(torch.arange(4), line).dst
+        tensor([0, 1, 1, 2, 2, 3])
+    """
 
     halo: Halo
-    """Atoms of other ranks that they begin at, by ascending number."""
     src: Tensor
-    """(E,) int64, row of `halo(x)`: own atoms, then the halo's."""
     dst: Tensor
-    """(E,) int64, row of own atoms."""
     shift: Tensor
-    """(E, 3), how many lattice vectors the image of dst is away, in the positions' dtype."""
 
 
 class DistributedNeighbourList:
-    """`o3.NeighbourList` of atoms that are spread over ranks.
+    """The neighbour list of atoms that are spread over ranks, as `o3.NeighbourList`.
 
     Every rank of the group builds it, and calls it, together.
 
     Args:
-        cutoff: the length that edges do not reach, positive, the same on every rank.
+        cutoff: edges are shorter than this length, positive, the same on every rank.
         skin: by how much candidates exceed the cutoff, 0 or more.
         group: the ranks; None: all.
 
     Raises:
         ShapeError, DTypeError: as `o3.NeighbourList`.
 
-    All ranks search anew, and build a halo anew, where an atom of any rank has moved by more than
-    half the skin.  The edges are those of one process to the last, in the order of dst's row, then
-    of src's number, then of shift.
+    All ranks search again, and rebuild the halo, when an atom of any rank has moved by more than
+    half the skin.  The edges are exactly those of one process, in the order of dst's row, then of
+    src's number, then of shift.
 
     Memory and cost: O(own atoms + halo + edges).  A call that keeps its candidates sends the
     positions of the halo; one that searches, images of atoms by one exchange, and what a Halo is

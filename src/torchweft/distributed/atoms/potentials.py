@@ -37,26 +37,26 @@ POSITIONS = ("positions", "pos")
 def potential(
     model: nn.Module, data: Mapping[str, Any], halo: Halo, **options: Any
 ) -> dict[str, Any]:
-    """Results of a converted model for a structure whose atoms stand on several ranks.
+    """Results of a converted model for a structure whose atoms are spread over several ranks.
 
     Every rank of the halo's group must call it.
 
     Args:
         model: of `o3.from_mace` (MACE, ScaleShiftMACE) or `o3.from_nequip`, with the same weights
             on every rank; may be wrapped.
-        data: what the model takes, of this rank: rows of its own atoms, `shard.global_ids` of the
-            whole structure; `edge_index` of the numbers of a `Shard`, and rows of its edges,
-            `shard.edges` of the whole list; cells and what else belongs to structures.
+        data: the model's input for this rank: rows of its own atoms, `shard.global_ids` of the
+            whole structure; `edge_index` with the numbers of a `Shard`, and rows of its edges,
+            `shard.edges` of the whole list; cells and other values of structures.
         halo: of these atoms, `shard.halo()`.
         **options: arguments of the model, such as MACE's training and compute_stress.
 
     Returns:
-        What the model returns.  Energies, virials and stress are those of the whole structure, on
+        The model's results.  Energies, virials and stress are those of the whole structure, on
         every rank; rows (forces, energies and features of atoms) are of own atoms.
 
     Raises:
-        BackendError: the model reads rows of atoms in other ways than by the layers that the
-            adapters convert, or is asked for other derivatives.
+        BackendError: the model reads rows of atoms outside the layers that the adapters convert, or
+            other derivatives are requested.
         ShapeError: the data has another number of atoms than the halo, or ranks differ.
 
     Training: a loss has one value, with a copy on every rank.  Sum what belongs to atoms by
@@ -71,6 +71,10 @@ def potential(
 
     Cost: beyond the work on own atoms and edges, an exchange of positions and one of features in
     each layer; as many for forces, and twice as many for a gradient of the forces.
+
+    Example:
+        >>> from torchweft.distributed import potential
+        >>> found = potential(model, data, shard.halo(), training=True)  # doctest: +SKIP
     """
     agree("potential", lambda: _facts(model, data, halo, options), halo.group)
     with reading(halo.num_rows, halo):

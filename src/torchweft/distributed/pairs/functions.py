@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @contextmanager
 def all_pairs(group: Group | None = None) -> Iterator[None]:
-    """out_i = R_j f(x_i, y_j, p) over the columns j of all ranks, of this rank's rows i
+    """out_i = R_j f(x_i, y_j, p) over the columns j of all ranks, for this rank's rows i.
 
     Inside, the variables of every reduction are this rank's rows: LazyTensor, Genred, the generic
     functions, KernelSolve, `nearest` and SamplesLoss, with i and j exchanged for reductions over i.
@@ -43,7 +43,7 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
 
     - Gradients of any order arrive at the rank that owns a row.  Each rank calls backward, inside
       or outside.  A parameter (Pm), which every rank holds, gets this rank's part of its gradient.
-    - A result without rows, such as a SamplesLoss or a sum over j of what varies with j alone, has
+    - A result without rows, such as a SamplesLoss or a sum over j of an expression in j only, has
       a copy on each rank; backward on the copies gives the gradient of the one value once.
     - `ranges` are of this rank's rows i and of all columns j, in the order of the ranks, over
       either axis.  A rank passes blocks on in which it has no pairs.
@@ -53,9 +53,12 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
     Args:
         group: the ranks; None: all.
 
+    Returns:
+        A context manager.
+
     Raises:
         ShapeError, WeftError: on every rank, before rows are sent, where ranks make different
-            calls, or a call raises an error on some rank; `all_pairs` stays usable.
+            calls, or a call raises an error on some rank; `all_pairs` can still be used.
         BackendError: under torch.compile; for multiscale transport.
 
     Cost: M · N_all pairs on this rank for its M rows, memory for its rows and two blocks of

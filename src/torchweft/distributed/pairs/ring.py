@@ -50,28 +50,22 @@ def hops(
     if not width:  # nothing travels
         yield from (((rank - hop) % size, list(columns)) for hop in range(size))
         return
-    block = _packed(columns)
+    block = torch.cat([t.reshape(-1) for t in columns])
     for hop in range(size):
         source, last = (rank - hop) % size, hop == size - 1
-        following, works = block, []
+        following, work = block, None
         if not last:
-            following = block.new_empty(max(width * counts[(source - 1) % size], 1))
-            works = pass_on(block, following, group)
+            following = block.new_empty(width * counts[(source - 1) % size])
+            work = pass_on(block, following, group)
         yield source, _unpacked(block, shapes, counts[source])
-        for work in works:
+        if work is not None:
             work.wait()
         block = following
 
 
-def _packed(columns: Sequence[Tensor]) -> Tensor:
-    """All numbers one after the other; one number if there are none, so that something is sent."""
-    block = torch.cat([t.reshape(-1) for t in columns])
-    return block if len(block) else block.new_zeros(1)
-
-
 def _unpacked(block: Tensor, shapes: Sequence[tuple[int, int]], count: int) -> list[Tensor]:
     lengths = [batch * count * dim for batch, dim in shapes]
-    parts = torch.split(block[: sum(lengths)], lengths)
+    parts = torch.split(block, lengths)
     return [p.view(b, count, d) for p, (b, d) in zip(parts, shapes, strict=True)]
 
 

@@ -42,27 +42,24 @@ def shard_voxels(
     block: int = 16,
     group: Group | None = None,
 ) -> SparseTensor:
-    """This rank's voxels of a scene; layers on them read those of other ranks where they meet.
-
-    >>> x = SparseTensor(torch.ones(2, 1), torch.tensor([[0, 1, 1], [0, 40, 1]]))
-    >>> shard_voxels(x, 0, 1) is x  # one rank
-    True
+    """This rank's voxels of a scene; layers on them read those of other ranks across the cuts.
 
     Networks run on the result as on a tensor of one process, and all ranks together compute what
     one process would: convolutions, pools, upsampling, `cat`, `+`, `union` and `prune` give this
     rank's voxels of the result, global pools the same result on every rank; norms count all
     voxels.  The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds
     them.  The gradient of each voxel arrives at its owner, to any order.  `replace` keeps all this;
-    a SparseTensor that is built anew from rows of the result is of this rank alone.
+    a SparseTensor that is built anew from rows of the result belongs to this rank only.
 
     Space is cut into a box for each rank, by recursive bisection along samples and axes, at
     multiples of `block`.  A layer's output belongs to the rank in whose box its lowest corner
-    lies; where the product of strides divides `block`, coarse voxels stand with all their children.
+    lies; where the product of strides divides `block`, coarse voxels are on the rank of all their
+    children.
 
     Args:
         tensor: the scene, or batch of scenes.
-        rank: of this process in the group.
-        world_size: of the group.
+        rank: number of this process in the group.
+        world_size: number of processes in the group.
         whole: whether every rank passes the whole scene, of which it keeps its part, in ascending
             order.  Else the tensors of all ranks are the scene, each voxel on one of them, and
             voxels and features move to their owners.
@@ -76,9 +73,16 @@ def shard_voxels(
         ShapeError, DTypeError: on every rank, arguments of some rank that are no part of one
             scene, or that differ between ranks.
 
-    Cost: memory for this rank's rows (and for what it was given).  A map costs some exchanges of
-    tables; a call of a layer one exchange of the features beside the boxes, and one in its
+    Cost: memory for this rank's rows (and for its argument).  A map costs some exchanges of
+    tables; a call of a layer one exchange of the features next to the cuts, and one in its
     backward pass.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import distributed, voxels
+        >>> x = voxels.SparseTensor(torch.ones(2, 1), torch.tensor([[0, 1, 1], [0, 40, 1]]))
+        >>> distributed.shard_voxels(x, 0, 1) is x  # one rank
+        True
     """
 
     def describe() -> Mapping[str, Any]:

@@ -110,35 +110,36 @@ class Report:
 
 
 def check(model: nn.Module, batch: Any) -> Report:
-    """Compare a model with its conversion, on a structure of your own.
+    """Compares a model with its conversion, on a structure of your own.
 
     Args:
-        model: of MACE, NequIP, Allegro, SevenNet or e3nn; the `from_…` that fits converts a copy,
-            and the model is left as it is.
-        batch: what the model takes: a dictionary or another object, or a tuple of arguments; its
+        model: a model of MACE, NequIP, Allegro, SevenNet or e3nn; the `from_…` that fits converts a
+            copy, and the model stays as it is.
+        batch: the model's input: a dictionary or another object, or a tuple of arguments; its
             tensors are copied for each call.
 
     Returns:
-        Differences of energy, forces and stress in the model's units, with the errors of both
-        models against a copy of the original in float64; what was turned and what was not; and the
-        time of a call.
+        A report, which prints as a table, with differences of energy, forces and stress in the
+        model's units, with the errors of both models against a copy of the original in float64;
+        which modules were converted and which were not; and the time of a call.
 
     Raises:
-        DTypeError: the model holds nothing that can be turned, or returns no energy, forces or
+        DTypeError: the model holds no module that can be converted, or returns no energy, forces or
             stress and no tensor.
         ShapeError: results of the model are not finite.
 
     Memory: three copies of the model, and one call in float64.  Time: the first calls, which
-    compile, and five calls of each.
+    compile, and five calls of each model.
 
-    >>> import torch
-    >>> from e3nn.o3 import Linear
-    >>> from torchweft import o3
-    >>> report = o3.check(Linear("8x0e + 8x1o", "4x0e"), torch.randn(10, 32))
-    >>> report.turned
-    (Turned(name='', original='e3nn.Linear', torchweft='torchweft.Linear'),)
-    >>> report.left
-    ()
+    Example:
+        >>> import torch
+        >>> from e3nn.o3 import Linear
+        >>> from torchweft import o3
+        >>> report = o3.check(Linear("8x0e + 8x1o", "4x0e"), torch.randn(10, 32))
+        >>> report.turned
+        (Turned(name='', original='e3nn.Linear', torchweft='torchweft.Linear'),)
+        >>> report.left
+        ()
     """
     converted = _converter(model)(_copy(model))
     original = _copy(model)

@@ -37,21 +37,34 @@ Maker = Callable[[Any, str], nn.Module]
 
 
 def from_e3nn(module: nn.Module) -> nn.Module:
-    """The module with every layer of e3nn in it replaced by torchweft's.
+    """Converts a layer of e3nn, or every layer of e3nn in a model, to torchweft's.
 
     Args:
         module: a layer of e3nn, or a model that holds some; a model is changed in place.
 
     Returns:
-        torchweft's layer, or the model.  Parameters are the same tensors, optimisers keep them.
+        torchweft's layer, or the model.  Parameters are the same tensors with the same names, so
+        that optimisers keep them.
 
     Raises:
-        DTypeError: there is no layer that torchweft has.
+        DTypeError: the module holds no layer that torchweft has.
         ShapeError: a Linear with factors that its constructor does not give.
 
-    Layers: TensorProduct and what derives from it but TensorSquare, Linear, SphericalHarmonics,
+    Layers: TensorProduct and its subclasses except TensorSquare, Linear, SphericalHarmonics,
     FullyConnectedNet, Gate, Activation, Norm, NormActivation, BatchNorm and Dropout.  Like every
-    module of torchweft they are compiled by torch.compile or torch.export, not torch.jit.script.
+    module of torchweft they compile with torch.compile or torch.export, not with jit.script.
+
+    Error: results differ from e3nn's by rounding; `o3.check` measures it for your inputs.
+
+    Source: https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from e3nn.o3 import Linear
+        >>> from torchweft import o3
+        >>> original = Linear("8x0e + 8x1o", "4x0e")
+        >>> o3.from_e3nn(original)
+        Linear(8x0e+8x1o -> 4x0e | 32 weights)
     """
     made = made_layer(module)
     if made is not None:
@@ -65,21 +78,22 @@ def from_e3nn(module: nn.Module) -> nn.Module:
 
 
 def to_e3nn(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a converted model in the form that the original class loads.
+    """The state of a converted model, in the form that the original class loads.
 
     Args:
-        module: what from_e3nn, from_mace, from_nequip or another conversion has returned.
+        module: a model that `from_e3nn`, `from_mace`, `from_nequip` or another conversion returned.
 
     Returns:
-        `module.state_dict()`, and the tables that the original's layers hold beside parameters:
-        `original.load_state_dict(to_e3nn(module))` is strict.  Tables are those that the original
-        had when it was converted, on the CPU; they are references, not copies.
+        `module.state_dict()`, and the tables that the original's layers hold beside parameters, so
+        that `original.load_state_dict(to_e3nn(module))` is strict.  Tables are those that the
+        original had when it was converted, on the CPU; they are references, not copies.
 
-    The converted model loads this state, and that of the original, too.
+    The converted model loads this state, and the original's, too.
 
-    >>> from torchweft import o3
-    >>> sorted(o3.to_e3nn(o3.Linear("2x0e", "2x0e")))
-    ['weight']
+    Example:
+        >>> from torchweft import o3
+        >>> sorted(o3.to_e3nn(o3.Linear("2x0e", "2x0e")))
+        ['weight']
     """
     state: dict[str, Tensor] = module.state_dict()
     for prefix, part in module.named_modules(remove_duplicate=False):

@@ -40,40 +40,56 @@ MODELS = (
 
 
 def from_mace(model: nn.Module) -> nn.Module:
-    """A model of MACE with its interactions and products by torchweft, and from_e3nn's layers.
+    """Converts a MACE model: torchweft computes its interactions, products and e3nn layers.
 
     Args:
-        model: not scripted, with e3nn's products; changed in place.
+        model: a model of mace-torch with e3nn's products, not scripted; changed in place.
 
     Returns:
-        The model.  Parameters are the same tensors, and have the same names.  Where attributes of
-        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied; a
-        record of torchweft.capture made with such attributes has NaN for atoms of mixed elements.
+        The model.  Its parameters are the same tensors with the same names, so that optimisers keep
+        them and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
+        weights are chosen by element, not multiplied; a record of `torchweft.capture` made with
+        such attributes has NaN for atoms of mixed elements.
 
     Raises:
-        DTypeError: it has no interaction of MACE with a product of e3nn.
-        ShapeError: a symmetric contraction of other degrees for other irreps, or whose couplings
-            are not equivariant in e3nn's basis; the text names it, and the model stays as it was.
+        DTypeError: the model has no interaction of MACE with a product of e3nn.
+        ShapeError: a symmetric contraction of other degrees for other irreps, or with couplings
+            that are not equivariant in e3nn's basis; the text names it, and the model stays as it
+            was.
 
-    An interaction's `conv_tp` then takes nodes, edges, weights and edge_index, as MACE calls it
-    where a convolution is fused; its `conv_tp_weights` gives what the last matrix of the network is
-    applied to, and on a GPU the weights of all edges are never stored.  Rows inside the model are
-    ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
-    model has.
+    The model's inputs and outputs are as before; inside, rows have the layout "ir_mul".  `conv_tp`
+    of an interaction then takes nodes, edges, weights and edge_index, as MACE calls it where a
+    convolution is fused, and its `conv_tp_weights` returns what the last matrix of the network is
+    applied to: on a GPU the weights of all edges are never stored.  A SymmetricContraction keeps
+    the couplings that the model has.
 
-    MACE and ScaleShiftMACE models get a forward pass in few operations, the attribute
+    MACE and ScaleShiftMACE models get a forward pass of few operations, the attribute
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
-    more features go by the forward pass of MACE.
+    more features take the forward pass of MACE.
 
-    The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
+    The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
     `load_state_dict(torchweft.o3.to_e3nn(model))`.
+
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
+
+    Cost: seconds.  The first call of the model on a GPU compiles its kernels.
+
+    Source: Batatia et al.: MACE: higher order equivariant message passing neural networks for fast
+    and accurate force fields, NeurIPS 2022.
+
+    Example:
+        >>> from torchweft import o3
+        >>> model = torch.load("my.model", weights_only=False)  # doctest: +SKIP
+        >>> model = o3.from_mace(model)  # doctest: +SKIP
+        >>> atoms.calc = o3.calculator(model)  # doctest: +SKIP
     """
     if not any(map(_is_unconverted, model.modules() if isinstance(model, nn.Module) else ())):
         raise DTypeError(
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
-            "products of e3nn. Pass the model before it is scripted or turned to another library."
+            "products of e3nn. Pass the model before it is scripted or converted otherwise."
         )
     for part in list(model.modules()):
         if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):

@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [f"--{name}" for name in REFUSED if getattr(args, name, False)]
     if given:
         raise WeftError(
-            f"mace_run_train was given {', '.join(given)}: torchweft's layers take the place of "
-            "e3nn's in a model that nothing else has turned. Leave these arguments out."
+            f"mace_run_train was given {', '.join(given)}: torchweft converts models with e3nn's "
+            "layers, not those that another library has converted. Leave these arguments out."
         )
     args.enable_oeq = True
     conversion = _Conversion()

@@ -32,23 +32,36 @@ __all__ = ["from_nequip"]
 
 
 def from_nequip(model: nn.Module) -> nn.Module:
-    """A model of NequIP whose interactions torchweft computes, and from_e3nn's layers.
+    """Converts a NequIP model: torchweft computes its interactions and layers.
 
-    Each layer's gather, product and sum are one convolution, which takes the radial network's last
-    matrix by itself where that is faster; self-connections are linear maps by the type of an atom.
+    The gather, product and sum of each layer become one convolution, which takes the last matrix of
+    the radial network where that is faster; self-connections become linear maps chosen by the type
+    of an atom.
 
     Args:
-        model: not scripted or compiled; changed in place.
+        model: a model of nequip, not scripted or compiled; changed in place.
 
     Returns:
-        The model.  Parameters are the same tensors, and have the same names.
+        The model.  Its parameters are the same tensors with the same names, so that
+        optimisers keep them and checkpoints load.
 
     Raises:
-        DTypeError: it has no TensorProductScatter of NequIP.
+        DTypeError: the model has no TensorProductScatter of NequIP.
+
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
+
+    Source: Batzner et al.: E(3)-equivariant graph neural networks for data-efficient and accurate
+    interatomic potentials, Nature Communications 13, 2453 (2022).
 
     Note:
         With self-connections by type, columns of `node_attrs` in the data are the types, integers,
         not their embedding.
+
+    Example:
+        >>> from torchweft import o3
+        >>> model = o3.from_nequip(model)  # doctest: +SKIP
+        >>> atoms.calc = o3.calculator(model)  # doctest: +SKIP
     """
     _check(model)
     blocks: list[Any] = [b for b in model.modules() if is_of("nequip", "InteractionBlock", b)]

@@ -54,7 +54,7 @@ def naming(name: str) -> Iterator[None]:
     try:
         yield
     except WeftError as error:
-        raise type(error)(f"{name or 'the model'} cannot be turned: {error}") from error
+        raise type(error)(f"{name or 'the model'} cannot be converted: {error}") from error
 
 
 def is_of(package: str, name: str, module: object) -> bool:

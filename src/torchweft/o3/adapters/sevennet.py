@@ -30,17 +30,29 @@ Data = dict[str, Tensor]
 
 
 def from_sevennet(model: nn.Module) -> nn.Module:
-    """A model of SevenNet whose layers torchweft computes: one convolution a layer.
+    """Converts a SevenNet model: torchweft computes its layers, one convolution each.
 
     Args:
         model: an AtomGraphSequential built on e3nn, not scripted; changed in place.
 
     Returns:
-        The model.  Parameters are the same tensors, and have the same names.
+        The model.  Its parameters are the same tensors with the same names, so that
+        optimisers keep them and checkpoints load.
 
     Raises:
-        DTypeError: it has no IrrepsConvolution of SevenNet, or one that was built for another
-            library (cuEquivariance, FlashTP, OpenEquivariance).
+        DTypeError: the model has no IrrepsConvolution of SevenNet, or one that was built for
+            another library (cuEquivariance, FlashTP, OpenEquivariance).
+
+    Error: results differ from the original's by rounding; `o3.check` measures it for your
+    structure.
+
+    Source: Park et al.: Scalable parallel algorithm for graph neural network interatomic
+    potentials, JCTC 20, 4857 (2024).
+
+    Example:
+        >>> from torchweft import o3
+        >>> model = o3.from_sevennet(model)  # doctest: +SKIP
+        >>> atoms.calc = o3.calculator(model)  # doctest: +SKIP
     """
     modules = list(model.named_modules()) if isinstance(model, nn.Module) else []
     found = [_checked(name, m) for name, m in modules if is_of("sevenn", _FUSED, m) or _is_conv(m)]

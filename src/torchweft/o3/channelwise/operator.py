@@ -299,8 +299,8 @@ def _chosen(
         return found
     if backend:
         raise BackendError(
-            f"backend={backend!r} was asked for more than its kernels hold: "
-            f"{read(structure)!r} in the call {call!r}, {dtype}. "
+            f"backend={backend!r} was asked for {read(structure)!r} in the call {call!r}, {dtype}, "
+            "for which it has no kernel. "
             "Pass backend=None or 'torch'."
         )
     return executor("channelwise", "torch")

@@ -81,8 +81,8 @@ class PotentialCalculator(Calculator):
         unknown = {s for s, z in zip(atoms.symbols, atoms.numbers, strict=True) if z not in known}
         if known and unknown:
             raise ShapeError(
-                f"the atoms have {', '.join(sorted(unknown))}: the model knows the atomic numbers "
-                f"{sorted(known)} alone. Take these atoms out, or a model of their elements."
+                f"the atoms have {', '.join(sorted(unknown))}: the model has only the atomic "
+                f"numbers {sorted(known)}. Remove these atoms, or use a model with their elements."
             )
 
     def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:

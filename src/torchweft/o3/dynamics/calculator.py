@@ -35,36 +35,40 @@ def calculator(
 
     Args:
         model: a model of MACE (MACE or ScaleShiftMACE), NequIP, Allegro or SevenNet, converted by
-            `from_mace` and its kin or as it is; or a function or module of one's own,
+            `from_mace` and the like or as it is; or a function or module of your own,
             `model(numbers, vectors, graph) -> energy` with the atomic numbers (N,), the vectors of
             the edges (E, 3) from src to the image of dst, in Å, the `Graph` of the edges, one for
             all layers, and an energy of one element, in eV.
-        cutoff: of a model of one's own, in Å; others have theirs.
-        skin: by how much the neighbour list exceeds the cutoff, in Å, so that it is searched anew
-            only where an atom has moved by half of it.
-        head: of a model of MACE with several; one is used as it is.
-        dtype: to which the model is turned; as None, that of its parameters, or torch's default.
+        cutoff: of a model of your own, in Å; the others have theirs.
+        skin: by how much candidates of the neighbour list exceed the cutoff, in Å: the list is
+            rebuilt only when an atom has moved by half of it.
+        head: of a model of MACE with several heads; a single head needs no name.
+        dtype: to which the model is converted; None: that of its parameters, or torch's default.
             NequIP's models keep the one they were built in, SevenNet's are of float32.
-        device: where it computes; as None, where its parameters are, or on the CPU.
+        device: where it computes; None: where its parameters are, or on the CPU.
 
     Returns:
         An `ase.calculators.calculator.Calculator` with energy, free_energy, forces, and stress
-        where the cell has a volume.  Its `neighbours` is the `NeighbourList`.  The model is moved
-        to dtype and device, set to evaluate, and its parameters ask for no gradients any more.  It
-        may be moved again, and its weights changed, between calculations.
-
-    On a GPU a calculation is a replay of a CUDA graph, made by `torchweft.capture` in the third for
-    the same atoms, with room for a tenth more edges, which are beyond the cutoff.  A function,
-    or a module, must be zero there, e.g. by a smooth cutoff and `torch.where`, must not wait for
-    the GPU, and not depend on Python values that change.  One that waits or is not zero runs
-    launch by launch, and a warning says why; SevenNet's models run so without one.
+        where the cell has a volume, in ASE's units (eV, eV/Å, eV/Å³).  Its `neighbours` is the
+        `NeighbourList`.  The model is moved to dtype and device and set to evaluation mode, and its
+        parameters no longer require gradients.  It may be moved again, and its weights changed,
+        between calculations.
 
     Raises:
         BackendError: ase or vesin is not installed.
-        DTypeError: a model of a kind without an energy, a cutoff that is missing or too many, a
+        DTypeError: a model of a kind without an energy, a cutoff that is missing or given twice, a
             dtype that the model cannot have.
-        ShapeError: no such head; from a calculation, atoms of an unknown element, positions that
+        ShapeError: an unknown head; from a calculation, atoms of an unknown element, positions that
             are NaN, a periodic cell without a volume.
+
+    Cost: on a GPU a calculation replays a CUDA graph, which `torchweft.capture` records in the
+    third calculation for the same atoms, with room for a tenth more edges, which are beyond the
+    cutoff.  A function or module of your own must be zero there, such as by a smooth cutoff and
+    `where`, must not wait for the GPU, and must not depend on Python values that change.  One that
+    waits or is not zero is launched kernel by kernel, with a warning that says why; SevenNet's
+    models are launched so without a warning.
+
+    Source: the interface is ASE's, https://gitlab.com/ase/ase.
 
     Example:
         >>> import torch

@@ -62,7 +62,7 @@ def neighbour_list(
     pbc: Any = False,
     batch: Tensor | None = None,
 ) -> Edges:
-    """|positions[dst] - positions[src] + shift @ cell| < cutoff
+    """All pairs of atoms with |positions[dst] - positions[src] + shift @ cell| < cutoff.
 
     Both directions of every pair, periodic images included: a cell may be smaller than the cutoff,
     and an atom is then a neighbour of its own images.  An atom is no neighbour of itself.
@@ -70,7 +70,7 @@ def neighbour_list(
     Args:
         positions: (N, 3), float64 or float32, in the unit of the cutoff; they may lie outside the
             cell.
-        cutoff: the length that edges do not reach, positive.
+        cutoff: edges are shorter than this length, positive.
         cell: (3, 3), three lattice vectors as rows, or (B, 3, 3), in the positions' dtype.  Rows
             that are not periodic may be zero.
         pbc: whether images repeat along each lattice vector: a bool, (3,) or (B, 3).
@@ -78,7 +78,7 @@ def neighbour_list(
             are no neighbours.
 
     Returns:
-        src (E,) and dst (E,) int64, and shift (E, 3), whole numbers in the positions' dtype: how
+        src (E,) and dst (E,) int64, and shift (E, 3), whole numbers in the positions' dtype, how
         many lattice vectors the image of dst is away.  Sorted by dst, then by src, then by shift.
         The vector of an edge of structure b is positions[dst] - positions[src] + shift @ cell[b].
         The tables are `torchweft.constant`: layers do not compare them with their cached plans.
@@ -93,7 +93,7 @@ def neighbour_list(
         BackendError: vesin is not installed.
 
     Cost: vesin's cell list, O(N + E), on the positions' device, and four sorts of the edges; on a
-    GPU the host waits for it.  Steps of molecular dynamics are served by `NeighbourList`.
+    GPU the host waits for it.  For steps of molecular dynamics use `NeighbourList`.
 
     Source: the convention is ASE's `neighbor_list("ijS")`; the library is vesin,
     https://github.com/Luthaf/vesin.
@@ -112,22 +112,25 @@ def neighbour_list(
 
 
 class NeighbourList:
-    """Lists of neighbours of atoms that move: `neighbour_list` without a search at every call.
+    """Neighbour lists of moving atoms: `neighbour_list`, without a search at every call.
+
+    Called with positions, cell, pbc and batch it returns what `neighbour_list` returns for them,
+    bit for bit.  Candidates are searched again when an atom has moved by more than skin / 2, and
+    when the cell, pbc, batch, dtype, device or number of atoms has changed.
 
     Args:
-        cutoff: the length that edges do not reach, positive.
-        skin: by how much candidates exceed the cutoff, 0 or more.  A larger skin is built more
-            rarely, and filters more candidates at each call.
+        cutoff: edges are shorter than this length, positive, in the unit of the positions.
+        skin: by how much candidates exceed the cutoff, 0 or more.  With a larger skin, searches are
+            rarer, and each call filters more candidates.
+
+    Attributes:
+        builds: number of searches so far.
 
     Raises:
         ShapeError: a cutoff that is not positive, a negative skin.
         DTypeError: one of them is no number.
 
-    Called with positions, cell, pbc and batch it returns what `neighbour_list` returns for them, to
-    the bit.  Candidates are searched anew where an atom has moved by more than skin / 2, where the
-    cell, pbc, batch, dtype, device or number of atoms has changed.
-
-    Cost of a call that keeps its candidates: about fifteen operations of them; on a GPU the host
+    Cost of a call that keeps its candidates: about fifteen operations on them; on a GPU the host
     reads one number, whether an atom has moved too far, and waits for the number of edges.
 
     Example:

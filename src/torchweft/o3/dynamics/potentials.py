@@ -68,12 +68,13 @@ def potential_of(
     if any(is_of(package, type(model).__name__, model) for package, _ in makers):
         known = ", ".join(f"{package}'s {name}" for package, name in makers)
         raise DTypeError(
-            f"model is a {type(model).__name__}, which no calculator knows: it must be {known} or "
-            "a class of them. Pass the whole model, or a function of (numbers, vectors, graph)."
+            f"model is a {type(model).__name__}, which calculator does not support: it must be "
+            f"{known} or a subclass. Pass the whole model, or a function of (numbers, vectors, "
+            "graph)."
         )
     if cutoff is None:
         raise DTypeError(
-            "there is no cutoff: a model of one's own needs it for its edges. Pass cutoff=5.0, say."
+            "cutoff is None: a model of your own needs one for its edges. Pass cutoff=5.0, say."
         )
     _check_no_head(head, model)
     own = isinstance(model, nn.Module) and next(model.parameters(), None) is not None

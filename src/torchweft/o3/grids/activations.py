@@ -20,24 +20,28 @@ __all__ = ["S2Activation", "SO3Activation"]
 
 
 class S2Activation(nn.Module):
-    """F_j → ∫ c f(Σ_l F_l · Y_l(x)) Y_j(x) dx: a function of each value of a signal on the sphere.
+    """A function of each value of a signal on the sphere: F_j → ∫ c f(Σ_l F_l · Y_l(x)) Y_j(x) dx.
 
     Args:
-        irreps: of F: one of each degree 0 … L, of the parities p_val · p_arg^l.
+        irreps: irreps of F (…, D): one of each degree 0 … L, of the parities p_val · p_arg^l.
         act: f, scaled by c to second moment 1; even or odd where p_val is -1.
-        res: of the grid, see ToS2Grid; the finer, the nearer to equivariant.
+        res: of the grid, see ToS2Grid; the finer, the closer to equivariant.
         normalization: see ToS2Grid.
         lmax_out: the highest degree of the result; None: L.
-        random_rot: rotate the grid at random in each call.
+        random_rot: whether the grid is rotated at random in each call.
         backend: see `torchweft.o3`.
 
     Raises:
-        ShapeError: irreps of another form, or a function that is neither even nor odd of 0o.
+        ShapeError: irreps of another form, or a function of 0o that is neither even nor odd.
 
-    >>> import torch
-    >>> layer = S2Activation("0e+1o+2e", torch.tanh, 20)
-    >>> layer
-    S2Activation (1x0e+1x1o+1x2e -> 1x0e+1x1o+1x2e)
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> layer = o3.S2Activation("0e+1o+2e", torch.tanh, 20)
+        >>> layer(torch.randn(10, 9)).shape
+        torch.Size([10, 9])
     """
 
     def __init__(
@@ -68,7 +72,14 @@ class S2Activation(nn.Module):
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, features: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of features (…, irreps_in.dim)."""
+        """The activated signals.
+
+        Args:
+            features: (…, irreps_in.dim).
+
+        Returns:
+            (…, irreps_out.dim).
+        """
         check_rows("features", features, self.irreps_in, self)
         if not self.random_rot:
             return self._activated(features)
@@ -95,20 +106,24 @@ def _parities(irreps: Irreps) -> tuple[int, int]:
 
 
 class SO3Activation(nn.Module):
-    """A function of each value of a signal on rotations, see SO3Grid.
+    """A function of each value of a signal on the rotations, see SO3Grid.
 
     Args:
-        lmax_in: the highest degree of the features.
+        lmax_in: the highest degree of the features, (…, Σ (2l+1)²).
         lmax_out: the highest degree of the result.
         act: the function, scaled to second moment 1.
-        resolution: see SO3Grid; the finer, the nearer to equivariant.
+        resolution: see SO3Grid; the finer, the closer to equivariant.
         normalization: see SO3Grid.
         aspect_ratio: see SO3Grid.
         backend: see `torchweft.o3`.
 
-    >>> import torch
-    >>> SO3Activation(1, 2, torch.tanh, 4)(torch.randn(3, 1 + 9)).shape
-    torch.Size([3, 35])
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.SO3Activation(1, 2, torch.tanh, 4)(torch.randn(3, 1 + 9)).shape
+        torch.Size([3, 35])
     """
 
     def __init__(
@@ -134,5 +149,12 @@ class SO3Activation(nn.Module):
         return f"{type(self).__name__} ({self.lmax_in} -> {self.lmax_out})"
 
     def forward(self, features: Tensor) -> Tensor:
-        """(…, Σ (2l+1)²), l to lmax_out, of features (…, Σ (2l+1)²), l to lmax_in."""
+        """The activated signals.
+
+        Args:
+            features: (…, Σ (2l+1)²), l to lmax_in.
+
+        Returns:
+            (…, Σ (2l+1)²), l to lmax_out.
+        """
         return self.grid_out.from_grid(self.act(self.grid_in.to_grid(features)))

@@ -28,17 +28,22 @@ __all__ = [
 
 
 def spherical_harmonics_alpha(l: int, alpha: Tensor) -> Tensor:  # noqa: E741 - e3nn's name
-    """S^-l … S^l: √2 sin(lα) … √2 sin α, 1, √2 cos α … √2 cos(lα).
+    """The factors of spherical harmonics that depend on α, of degree l.
+
+        √2 sin(lα) … √2 sin α, 1, √2 cos α … √2 cos(lα)
 
     Args:
         l: the degree, 0 or more.
-        alpha: (...).
+        alpha: (...), in radians.
 
     Returns:
         (..., 2l+1) in alpha's dtype.
 
-    >>> spherical_harmonics_alpha(1, torch.tensor(0.0))
-    tensor([0.0000, 1.0000, 1.4142])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.spherical_harmonics_alpha(1, torch.tensor(0.0))
+        tensor([0.0000, 1.0000, 1.4142])
     """
     check_degrees(l=l)
     check_tensors(alpha=alpha)
@@ -67,9 +72,12 @@ def spherical_harmonics_alpha_beta(
     Returns:
         (..., Σ 2l+1) in the angles' dtype.
 
-    >>> north = torch.zeros(())
-    >>> spherical_harmonics_alpha_beta(1, north, north, normalization="component")
-    tensor([0.0000, 1.7321, 0.0000])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> north = torch.zeros(())
+        >>> o3.spherical_harmonics_alpha_beta(1, north, north, normalization="component")
+        tensor([0.0000, 1.7321, 0.0000])
     """
     if not isinstance(l, int | range):
         given = list(l) if isinstance(l, Iterable) and not isinstance(l, str) else l
@@ -79,12 +87,19 @@ def spherical_harmonics_alpha_beta(
 
 
 class SphericalHarmonicsAlphaBeta(nn.Module):
-    """`spherical_harmonics_alpha_beta` as a module, of (alpha, beta).
+    """`spherical_harmonics_alpha_beta` as a module, of angles (alpha, beta) in radians.
 
     Args:
-        l: as there.
-        normalization: as there.
-        backend: as there.
+        l: a degree, degrees in any order, or irreps, see `spherical_harmonics_alpha_beta`.
+        normalization: "integral", "component" or "norm", see `spherical_harmonics`.
+        backend: see `torchweft.o3`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> harmonics = o3.SphericalHarmonicsAlphaBeta([0, 1], normalization="component")
+        >>> harmonics(torch.tensor(0.0), torch.tensor(0.0))
+        tensor([1.0000, 0.0000, 1.7321, 0.0000])
     """
 
     def __init__(
@@ -98,7 +113,15 @@ class SphericalHarmonicsAlphaBeta(nn.Module):
         self.l, self.normalization, self.backend = l, normalization, backend
 
     def forward(self, alpha: Tensor, beta: Tensor) -> Tensor:
-        """Y(α, β): (...) and (...) to (..., Σ 2l+1)."""
+        """The harmonics of the angles.
+
+        Args:
+            alpha: (...), in radians.
+            beta: (...), in radians.
+
+        Returns:
+            (..., Σ 2l+1) in the angles' dtype.
+        """
         return spherical_harmonics_alpha_beta(
             self.l, alpha, beta, normalization=self.normalization, backend=self.backend
         )
@@ -107,16 +130,19 @@ class SphericalHarmonicsAlphaBeta(nn.Module):
 class Legendre(nn.Module):
     """P_l^|m|(z, y) for m = -l … l, z = cos β and y = sin β, as e3nn scales them.
 
-    P_l^m(z, y) = √((2l+1)/4π (l-m)!/(l+m)!) y^m dᵐ/dzᵐ P_l(z),  P_l the Legendre polynomial
+        P_l^m(z, y) = √((2l+1)/4π (l-m)!/(l+m)!) y^m dᵐ/dzᵐ P_l(z),  P_l the Legendre polynomial
 
     Args:
         ls: the degrees.
         backend: see `torchweft.o3`.
 
-    >>> z = torch.tensor([0.0, 1.0])
-    >>> (Legendre([1])(z, (1 - z * z).sqrt()) * (4 * math.pi / 3) ** 0.5).round(decimals=4)
-    tensor([[0.7071, 0.0000, 0.7071],
-            [0.0000, 1.0000, 0.0000]])
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> z = torch.tensor([0.0, 1.0])
+        >>> (o3.Legendre([1])(z, (1 - z * z).sqrt()) * (4 * math.pi / 3) ** 0.5).round(decimals=4)
+        tensor([[0.7071, 0.0000, 0.7071],
+                [0.0000, 1.0000, 0.0000]])
     """
 
     def __init__(self, ls: Iterable[int], *, backend: str | None = None) -> None:
@@ -125,7 +151,15 @@ class Legendre(nn.Module):
         self.ls = list(ls)
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """(..., Σ 2l+1) of z (...) and y (...), z² + y² = 1: harmonics at α = 0."""
+        """The functions at z and y.
+
+        Args:
+            z: (...), cos β.
+            y: (...), sin β.
+
+        Returns:
+            (..., Σ 2l+1) in z's dtype, the harmonics at α = 0.
+        """
         z, y = broadcast_named(z=z, y=y)
         points = torch.stack([torch.zeros_like(z), z, y], -1)
         harmonics = spherical_harmonics(self.ls, points, False)

@@ -38,9 +38,12 @@ class SO3Grid(TableLayer):
 
     The table takes A · B · A · n numbers, and a row as many multiplications.
 
-    >>> grid = SO3Grid(2, 3)
-    >>> grid.to_grid(torch.randn(5, 1 + 9 + 25)).shape
-    torch.Size([5, 12, 6, 12])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> grid = o3.SO3Grid(2, 3)
+        >>> grid.to_grid(torch.randn(5, 1 + 9 + 25)).shape
+        torch.Size([5, 12, 6, 12])
     """
 
     D: Tensor
@@ -90,7 +93,14 @@ class SO3Grid(TableLayer):
         return f"{type(self).__name__}(lmax={self.lmax} res={shape})"
 
     def to_grid(self, features: Tensor) -> Tensor:
-        """(..., A, B, A) of coefficients (..., n)."""
+        """The values of signals on the grid.
+
+        Args:
+            features: (..., n), coefficients.
+
+        Returns:
+            (..., A, B, A).
+        """
         size = self.D.shape[-1]
         check_last("features", features, size)
         wide = self.as_tables(features) / math.sqrt(size)
@@ -98,7 +108,14 @@ class SO3Grid(TableLayer):
         return self.as_input(values.reshape(*values.shape[:-1], *self.D.shape[:3]), features)
 
     def from_grid(self, features: Tensor) -> Tensor:
-        """(..., n) of numbers on the grid (..., A, B, A)."""
+        """The coefficients of signals.
+
+        Args:
+            features: (..., A, B, A), values on the grid.
+
+        Returns:
+            (..., n).
+        """
         if features.shape[-3:] != self.D.shape[:3]:
             raise ShapeError(
                 f"features is {tuple(features.shape)} but the grid is {tuple(self.D.shape[:3])}: "

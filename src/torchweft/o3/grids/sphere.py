@@ -41,20 +41,23 @@ NORMALIZATIONS = ("component", "norm", "integral")
 def s2_grid(
     res_beta: int, res_alpha: int, dtype: Dtype = None, device: Device = None
 ) -> tuple[Tensor, Tensor]:
-    """β_i = π (i + ½) / N and α_j = 2π j / M.
+    """The angles of a grid on the sphere: β_i = π (i + ½) / N and α_j = 2π j / M.
 
     Args:
         res_beta: N.
         res_alpha: M.
-        dtype: of the results; torch's default dtype if None.
-        device: of the results; torch's default device if None.
+        dtype: of the results; None: torch's default dtype.
+        device: of the results; None: torch's default device.
 
     Returns:
-        (N,) and (M,).
+        β (N,) and α (M,), in radians.
 
-    >>> betas, alphas = s2_grid(2, 4)
-    >>> (betas / math.pi, alphas / math.pi)
-    (tensor([0.2500, 0.7500]), tensor([0.0000, 0.5000, 1.0000, 1.5000]))
+    Example:
+        >>> import math
+        >>> from torchweft import o3
+        >>> betas, alphas = o3.s2_grid(2, 4)
+        >>> (betas / math.pi, alphas / math.pi)
+        (tensor([0.2500, 0.7500]), tensor([0.0000, 0.5000, 1.0000, 1.5000]))
     """
     check_degrees(res_beta=res_beta, res_alpha=res_alpha)
     betas = (torch.arange(res_beta, dtype=torch.float64, device="cpu") + 0.5) * math.pi / res_beta
@@ -77,6 +80,14 @@ def spherical_harmonics_s2_grid(
 
     Returns:
         betas (N,), alphas (M,), shb (N, (L+1)²) and sha (M, 2L+1).
+
+    Source: e3nn's function of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> from torchweft import o3
+        >>> betas, alphas, shb, sha = o3.spherical_harmonics_s2_grid(2, 6, 5)
+        >>> shb.shape, sha.shape
+        (torch.Size([6, 9]), torch.Size([5, 5]))
     """
     betas, alphas = s2_grid(res_beta, res_alpha, torch.float64, "cpu")
     shb = Legendre(range(lmax + 1))(betas.cos(), betas.sin())
@@ -157,16 +168,17 @@ def _tables(
 
 
 class ToS2Grid(_SphereGrid):
-    """f(x_ij) = Σ_l n_l F_l · Y_l(x_ij): coefficients to numbers on the grid.
+    """Values of signals on a grid of the sphere: f(x_ij) = Σ_l n_l F_l · Y_l(x_ij).
 
     Args:
-        lmax: the highest degree L; None: the highest that comes back from the grid.
-        res: N, which is even and at least 2L+2, or (N, M); None: the least that comes back.
+        lmax: the highest degree L of F (…, (L+1)²); None: the highest that the grid determines.
+        res: N, even and at least 2L+2, or (N, M) points in β and α; None: the smallest grid that
+            determines F.
         normalization: "component", n_l = √(4π / ((2l+1) (L+1))), "norm", √(4π / (L+1)), or
             "integral", 1, so that normal F of variance 1, 1/(2l+1) or any gives each degree the
             same variance; or a tensor (L+1,) of n.
-        dtype: of the tables; torch's default dtype if None.
-        device: of the tables; torch's default device if None.
+        dtype: of the tables; None: torch's default dtype.
+        device: of the tables; None: torch's default device.
         backend: see `torchweft.o3`.
 
     Attributes:
@@ -176,9 +188,14 @@ class ToS2Grid(_SphereGrid):
     Raises:
         ShapeError: a resolution or a normalization that does not fit.
 
-    >>> to_grid = ToS2Grid(6, (100, 101))
-    >>> to_grid(torch.randn(3, 49)).shape
-    torch.Size([3, 100, 101])
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> to_grid = o3.ToS2Grid(6, (100, 101))
+        >>> to_grid(torch.randn(3, 49)).shape
+        torch.Size([3, 100, 101])
     """
 
     def __init__(
@@ -199,22 +216,30 @@ class ToS2Grid(_SphereGrid):
         super().__init__(lmax, resolution, factors, False, dtype, device, backend)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., N, M) of x (..., (L+1)²)."""
+        """The values of signals on the grid.
+
+        Args:
+            x: (..., (L+1)²), coefficients.
+
+        Returns:
+            (..., N, M) in x's dtype.
+        """
         check_last("x", x, (self.lmax + 1) ** 2)
         rows = torch.einsum("mbi,...i->...bm", self.shb, self.as_tables(x))
         return self.as_input(torch.einsum("am,...bm->...ba", self.sha, rows), x)
 
 
 class FromS2Grid(_SphereGrid):
-    """F_l = ∫ f(x) Y_l(x) dx / n_l: numbers on the grid to coefficients, the inverse of ToS2Grid.
+    """F_l = ∫ f(x) Y_l(x) dx / n_l: coefficients from values on a grid, the inverse of ToS2Grid.
 
     Args:
-        res: N, which is even and at least 2L+2, or (N, M); None: the least that comes back.
-        lmax: the highest degree L; None: the highest that comes back from the grid.
+        res: N, even and at least 2L+2, or (N, M) points in β and α; None: the smallest grid that
+            determines F.
+        lmax: the highest degree L; None: the highest that the grid determines.
         normalization: of the ToS2Grid that it inverts; or a tensor (L+1,) of 4π / n.
         lmax_in: lmax of that ToS2Grid; None: lmax.
-        dtype: of the tables; torch's default dtype if None.
-        device: of the tables; torch's default device if None.
+        dtype: of the tables; None: torch's default dtype.
+        device: of the tables; None: torch's default device.
         backend: see `torchweft.o3`.
 
     Attributes:
@@ -224,11 +249,16 @@ class FromS2Grid(_SphereGrid):
     Raises:
         ShapeError: a resolution or a normalization that does not fit.
 
-    >>> x = torch.randn(3, 49, dtype=torch.float64)
-    >>> to_grid = ToS2Grid(6, (100, 101), dtype=torch.float64)
-    >>> back = FromS2Grid((100, 101), 6, dtype=torch.float64)
-    >>> bool((back(to_grid(x)) - x).abs().max() < 1e-12)
-    True
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x = torch.randn(3, 49, dtype=torch.float64)
+        >>> to_grid = o3.ToS2Grid(6, (100, 101), dtype=torch.float64)
+        >>> back = o3.FromS2Grid((100, 101), 6, dtype=torch.float64)
+        >>> bool((back(to_grid(x)) - x).abs().max() < 1e-12)
+        True
     """
 
     def __init__(
@@ -251,7 +281,14 @@ class FromS2Grid(_SphereGrid):
         super().__init__(lmax, resolution, factors, True, dtype, device, backend)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., (L+1)²) of x (..., N, M)."""
+        """The coefficients of signals.
+
+        Args:
+            x: (..., N, M), values on the grid.
+
+        Returns:
+            (..., (L+1)²) in x's dtype.
+        """
         check_last("x", x, self.res_alpha)
         if x.shape[-2:-1] != (self.res_beta,):
             raise ShapeError(
@@ -267,7 +304,7 @@ def _resolution(lmax: int | None, res: Resolution) -> tuple[int, tuple[int, int]
     beta, alpha = (res, None) if isinstance(res, int) or res is None else res
     if lmax is None and beta is None and alpha is None:
         raise ShapeError(
-            "lmax and res are both None: one says what the other is. Pass lmax=6, or res=100."
+            "lmax and res are both None: one of them must be given. Pass lmax=6, or res=100."
         )
     if beta is None:
         beta = 2 * (lmax + 1) if lmax is not None else 2 * ((alpha + 1) // 2)  # type: ignore[operator]

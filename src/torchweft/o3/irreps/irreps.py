@@ -60,16 +60,26 @@ class _Fields(NamedTuple):
 
 
 class Irrep(_Fields):
-    """The irrep of degree l and parity p (1 even, -1 odd); its dimension is 2l + 1.
+    """An irreducible representation of O(3): degree l, parity p (1 even, -1 odd), dimension 2l + 1.
 
     Args:
-        l: the degree; or, without p, "1o", "2y" (of parity (-1)^l), an Irrep (e3nn's too) or a
-            pair (l, p).
-        p: the parity.
+        l: the degree; or, without p, text such as "1o" or "2y" (parity (-1)^l), an Irrep (e3nn's
+            too), or a pair (l, p).
+        p: the parity, 1 or -1.
 
     Raises:
         ShapeError: the arguments do not read as an irrep.
         DTypeError: the degree is not an integer.
+
+    Source: names and conventions are those of e3nn, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> from torchweft import o3
+        >>> vector = o3.Irrep("1o")
+        >>> vector.dim, vector.p
+        (3, -1)
+        >>> list(vector * vector)  # the irreps of the product of two vectors
+        [0e, 1e, 2e]
     """
 
     __slots__ = ()
@@ -138,7 +148,7 @@ class Irrep(_Fields):
         return Irreps(self).D_from_quaternion(q, k)
 
     def D_from_axis_angle(self, axis: Tensor, angle: Tensor) -> Tensor:  # noqa: N802
-        """D of a turn about an axis, see `Irreps.D_from_axis_angle`."""
+        """D of a rotation about an axis, see `Irreps.D_from_axis_angle`."""
         return Irreps(self).D_from_axis_angle(axis, angle)
 
 
@@ -180,15 +190,28 @@ IrrepsLike: TypeAlias = (
 
 
 class Irreps:
-    """A direct sum of irreps, in order; immutable.
+    """A direct sum of irreps, in order: the layout of a row of features.  Immutable.
 
     Args:
-        irreps: "2x0e+1o", an Irreps, an Irrep, or a list of irreps as "1o" or Irrep and of pairs
-            (mul, irrep), there also as (l, p).  Irreps and Irrep may be e3nn's, and equal ours.
+        irreps: text such as "2x0e+1o" (two scalars, one vector), an Irreps, an Irrep, or a list of
+            irreps ("1o" or Irrep) and of pairs (mul, irrep), with the irrep as (l, p) too.  e3nn's
+            Irreps and Irrep are accepted, and compare equal to these.
 
     Raises:
         ShapeError: the argument does not read as irreps.
         DTypeError: the argument is neither text nor a sequence.
+
+    Source: names and conventions are those of e3nn, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> from torchweft import o3
+        >>> irreps = o3.Irreps("64x0e + 32x1o")
+        >>> irreps.dim  # components of a row: 64 + 32 · 3
+        160
+        >>> irreps.slices()
+        [slice(0, 64, None), slice(64, 160, None)]
+        >>> irreps.D_from_matrix(o3.rand_matrix()).shape  # how a rotation acts on a row
+        torch.Size([160, 160])
     """
 
     __slots__ = ("_dim", "_items")
@@ -212,7 +235,16 @@ class Irreps:
 
     @staticmethod
     def spherical_harmonics(lmax: int, p: int = -1) -> Irreps:
-        """The degrees 0 to lmax, each once, with the parities p^l."""
+        """The irreps of spherical harmonics: degrees 0 to lmax, each once, with the parities p^l.
+
+        Args:
+            lmax: the highest degree.
+            p: the parity of a vector, -1 for "1o".
+
+        Example:
+            >>> Irreps.spherical_harmonics(2)
+            1x0e+1x1o+1x2e
+        """
         return Irreps([(1, Irrep(degree, p**degree)) for degree in range(lmax + 1)])
 
     def __iter__(self) -> Iterator[MulIr]:
@@ -309,7 +341,12 @@ class Irreps:
         return SliceByMul(self)
 
     def simplify(self) -> Irreps:
-        """Neighbours of one irrep joined, without items of multiplicity 0."""
+        """Adjacent items of one irrep are joined; items of multiplicity 0 are dropped.
+
+        Example:
+            >>> Irreps("2x0e+3x0e+0x1o+1o").simplify()
+            5x0e+1x1o
+        """
         found: list[MulIr] = []
         for mul, ir in self.remove_zero_multiplicities():
             if found and found[-1].ir == ir:
@@ -322,7 +359,16 @@ class Irreps:
         return Irreps([item for item in self if item.mul])
 
     def sort(self) -> Sorted:
-        """Sort by degree, then odd before even; equal irreps stay in order."""
+        """Sorts by degree, then odd before even; equal irreps stay in order.
+
+        Returns:
+            `irreps`, and `p` and `inv`, where item i of these irreps becomes item p[i], item j was
+            item inv[j].
+
+        Example:
+            >>> Irreps("1o+0e").sort().irreps
+            1x0e+1x1o
+        """
         numbers = [3 * ir.l + ir.p for _, ir in self]  # torch.compile sorts numbers only
         inv = tuple(sorted(range(len(self)), key=numbers.__getitem__))
         p = tuple(sorted(range(len(self)), key=inv.__getitem__))
@@ -364,14 +410,24 @@ class Irreps:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Normal random numbers; -1 in `size` stands for `dim`.  Equal to e3nn's for the same seed.
+        """Normal random numbers, equal to e3nn's for the same seed.
 
         Args:
-            size: one entry is -1.
-            normalization: "component": each of variance 1; "norm": each irrep of length 1.
-            requires_grad: whether the result requires a gradient.
-            dtype: torch's default dtype if None.
-            device: torch's default device if None.
+            *size: the shape, with one -1 in place of the components, `dim`.
+            normalization: "component": each number has variance 1; "norm": each irrep has length 1.
+            requires_grad: whether the result requires gradients.
+            dtype: of the result; None: torch's default dtype.
+            device: of the result; None: torch's default device.
+
+        Returns:
+            A tensor of that shape.
+
+        Raises:
+            ShapeError: not exactly one -1, or another normalization.
+
+        Example:
+            >>> Irreps("2x0e+1o").randn(10, -1).shape
+            torch.Size([10, 5])
         """
         if size.count(-1) != 1:
             raise ShapeError(
@@ -396,10 +452,23 @@ class Irreps:
         return x.requires_grad_(requires_grad)
 
     def D_from_matrix(self, R: Tensor) -> Tensor:  # noqa: N802, N803 - e3nn's name
-        """D(R), (..., dim, dim), of orthogonal matrices (..., 3, 3): a block for each irrep.
+        """D(R), block by block: the matrix by which rows with these irreps transform under R.
 
-        A matrix with det R = -1 is a rotation times the inversion, which multiplies by the parity.
-        D is computed as polynomials of R, not from angles: exact and differentiable everywhere.
+        Args:
+            R: (..., 3, 3), orthogonal.  Where det R = -1, R is a rotation times the inversion,
+                which multiplies each irrep by its parity.
+
+        Returns:
+            (..., dim, dim) in the dtype of R, orthogonal.  D is computed as polynomials of R, not
+            from angles: differentiable everywhere.
+
+        Raises:
+            ShapeError: R is not (..., 3, 3).
+            DTypeError: R is not a floating-point tensor.
+
+        Example:
+            >>> Irreps("0e+0o+1o").D_from_matrix(-torch.eye(3)).diagonal()  # the inversion
+            tensor([ 1., -1., -1., -1., -1.])
         """
         check_matrix("R", R)
         matrix = R.to(working_dtype(R.dtype))
@@ -418,15 +487,41 @@ class Irreps:
     def D_from_angles(  # noqa: N802
         self, alpha: Tensor, beta: Tensor, gamma: Tensor, k: Tensor | None = None
     ) -> Tensor:
-        """p^k D(α, β, γ), (..., dim, dim): Ry(α) Rx(β) Ry(γ), and k inversions (None: none)."""
+        """p^k D(α, β, γ): the matrix of the rotation Ry(α) Rx(β) Ry(γ) and of k inversions.
+
+        Args:
+            alpha: (...), in radians, the rotation about y that is applied last.
+            beta: (...), the rotation about x.
+            gamma: (...), the rotation about y that is applied first.
+            k: (...), number of inversions; None: none.
+
+        Returns:
+            (..., dim, dim) in the dtype of the angles.
+        """
         return self.D_from_matrix(_inverted(angles_to_matrix(alpha, beta, gamma), k))
 
     def D_from_quaternion(self, q: Tensor, k: Tensor | None = None) -> Tensor:  # noqa: N802
-        """p^k D(q), (..., dim, dim), of quaternions (..., 4)."""
+        """p^k D(q): the matrix of the rotation of a quaternion and of k inversions.
+
+        Args:
+            q: (..., 4), quaternions (w, x, y, z).
+            k: (...), number of inversions; None: none.
+
+        Returns:
+            (..., dim, dim) in the dtype of q.
+        """
         return self.D_from_matrix(_inverted(quaternion_to_matrix(q), k))
 
     def D_from_axis_angle(self, axis: Tensor, angle: Tensor) -> Tensor:  # noqa: N802
-        """D, (..., dim, dim), of turns about axes (..., 3) by angles (...)."""
+        """D: the matrix of rotations about an axis.
+
+        Args:
+            axis: (..., 3), vectors of any length but 0.
+            angle: (...), in radians.
+
+        Returns:
+            (..., dim, dim) in the common dtype.
+        """
         return self.D_from_matrix(axis_angle_to_matrix(axis, angle))
 
 

@@ -59,7 +59,28 @@ Device: TypeAlias = torch.device | str | None
 def rand_matrix(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Tensor:
-    """Rotations (*shape, 3, 3), uniform over the group."""
+    """Random rotation matrices, uniform over the group of rotations.
+
+    Args:
+        *shape: the leading dimensions; none gives one matrix.
+        requires_grad: whether the result is a leaf that requires gradients.
+        dtype: of the result; None: torch's default dtype.
+        device: of the result; None: torch's default device.
+
+    Returns:
+        (*shape, 3, 3), orthogonal with determinant 1, from torch's global generator.
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> R = o3.rand_matrix(10, dtype=torch.float64)
+        >>> R.shape, bool((torch.linalg.det(R) - 1).abs().max() < 1e-12)
+        (torch.Size([10, 3, 3]), True)
+    """
     matrix = angles_to_matrix(*rand_angles(*shape, dtype=dtype, device=device))
     return matrix.requires_grad_(requires_grad)
 
@@ -67,9 +88,26 @@ def rand_matrix(
 def rand_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
-    """Euler angles of uniform rotations, three tensors (*shape).
+    """Euler angles of random rotations, uniform over the group of rotations.
 
-    α and γ are in [0, 2π), cos β is uniform in [-1, 1].
+    Args:
+        *shape: the shape of each angle.
+        requires_grad: whether the results are leaves that require gradients.
+        dtype: of the results; None: torch's default dtype.
+        device: of the results; None: torch's default device.
+
+    Returns:
+        α, β and γ in radians, each (*shape).  α and γ are in [0, 2π), cos β is uniform in [-1, 1].
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> from torchweft import o3
+        >>> alpha, beta, gamma = o3.rand_angles(5)
+        >>> o3.angles_to_matrix(alpha, beta, gamma).shape
+        torch.Size([5, 3, 3])
     """
     _check_sizes(shape)
     alpha, gamma = 2 * math.pi * torch.rand(2, *shape, dtype=dtype, device=device)
@@ -80,7 +118,26 @@ def rand_angles(
 def rand_quaternion(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Tensor:
-    """Quaternions (*shape, 4) of uniform rotations."""
+    """Unit quaternions of random rotations, uniform over the group of rotations.
+
+    Args:
+        *shape: the leading dimensions.
+        requires_grad: whether the result requires gradients.
+        dtype: of the result; None: torch's default dtype.
+        device: of the result; None: torch's default device.
+
+    Returns:
+        (*shape, 4), quaternions (w, x, y, z).
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.rand_quaternion(5).shape
+        torch.Size([5, 4])
+    """
     angles = rand_angles(*shape, dtype=dtype, device=device)
     return angles_to_quaternion(*angles).requires_grad_(requires_grad)
 
@@ -88,7 +145,27 @@ def rand_quaternion(
 def rand_axis_angle(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> tuple[Tensor, Tensor]:
-    """Axes (*shape, 3) and angles (*shape) in [0, π] of uniform rotations."""
+    """Axes and angles of random rotations, uniform over the group of rotations.
+
+    Args:
+        *shape: the leading dimensions.
+        requires_grad: whether the results require gradients.
+        dtype: of the results; None: torch's default dtype.
+        device: of the results; None: torch's default device.
+
+    Returns:
+        Axes (*shape, 3) of length 1, and angles (*shape) in [0, π], in radians.
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> from torchweft import o3
+        >>> axis, angle = o3.rand_axis_angle(5)
+        >>> axis.shape, angle.shape
+        (torch.Size([5, 3]), torch.Size([5]))
+    """
     axis, angle = angles_to_axis_angle(*rand_angles(*shape, dtype=dtype, device=device))
     return axis.requires_grad_(requires_grad), angle.requires_grad_(requires_grad)
 
@@ -96,7 +173,26 @@ def rand_axis_angle(
 def identity_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
-    """Euler angles of the identity: three tensors of zeros (*shape)."""
+    """Euler angles of the identity, all 0.
+
+    Args:
+        *shape: the shape of each angle.
+        requires_grad: whether the results are leaves that require gradients.
+        dtype: of the results; None: torch's default dtype.
+        device: of the results; None: torch's default device.
+
+    Returns:
+        α, β and γ, three tensors of zeros (*shape).
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.identity_angles(2)
+        (tensor([0., 0.]), tensor([0., 0.]), tensor([0., 0.]))
+    """
     _check_sizes(shape)
     alpha, beta, gamma = torch.zeros(3, *shape, dtype=dtype, device=device)
     return _leaf_angles(alpha, beta, gamma, requires_grad)
@@ -105,7 +201,26 @@ def identity_angles(
 def identity_quaternion(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Tensor:
-    """The quaternion of the identity, (1, 0, 0, 0), with the shape (*shape, 4)."""
+    """The quaternion (1, 0, 0, 0) of the identity.
+
+    Args:
+        *shape: the leading dimensions.
+        requires_grad: whether the result requires gradients.
+        dtype: of the result; None: torch's default dtype.
+        device: of the result; None: torch's default device.
+
+    Returns:
+        (*shape, 4), quaternions (w, x, y, z).
+
+    Raises:
+        DTypeError: a size is no integer.
+        ShapeError: a size is negative.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.identity_quaternion()
+        tensor([1., 0., 0., 0.])
+    """
     _check_sizes(shape)
     one = torch.ones(*shape, 1, dtype=dtype, device=device)
     zeros = torch.zeros(*shape, 3, dtype=dtype, device=device)
@@ -113,28 +228,110 @@ def identity_quaternion(
 
 
 def matrix_x(angle: Tensor) -> Tensor:
-    """Rotations about x, (..., 3, 3), that turn y towards z."""
+    """Matrices of rotations about the x axis, which turn y towards z.
+
+    Args:
+        angle: (...), in radians.
+
+    Returns:
+        (..., 3, 3) in the dtype of the angle; differentiable to any order.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> R = o3.matrix_x(torch.tensor(math.pi / 2))
+        >>> (R @ torch.tensor([0.0, 1.0, 0.0])).round(decimals=4) + 0.0  # y becomes z
+        tensor([0., 0., 1.])
+    """
     return _axis_matrix(angle, 0)
 
 
 def matrix_y(angle: Tensor) -> Tensor:
-    """Rotations about y, (..., 3, 3), that turn z towards x."""
+    """Matrices of rotations about the y axis, which turn z towards x.
+
+    Args:
+        angle: (...), in radians.
+
+    Returns:
+        (..., 3, 3) in the dtype of the angle; differentiable to any order.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> R = o3.matrix_y(torch.tensor(math.pi / 2))
+        >>> (R @ torch.tensor([0.0, 0.0, 1.0])).round(decimals=4) + 0.0  # z becomes x
+        tensor([1., 0., 0.])
+    """
     return _axis_matrix(angle, 1)
 
 
 def matrix_z(angle: Tensor) -> Tensor:
-    """Rotations about z, (..., 3, 3), that turn x towards y."""
+    """Matrices of rotations about the z axis, which turn x towards y.
+
+    Args:
+        angle: (...), in radians.
+
+    Returns:
+        (..., 3, 3) in the dtype of the angle; differentiable to any order.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> R = o3.matrix_z(torch.tensor(math.pi / 2))
+        >>> (R @ torch.tensor([1.0, 0.0, 0.0])).round(decimals=4) + 0.0  # x becomes y
+        tensor([0., 1., 0.])
+    """
     return _axis_matrix(angle, 2)
 
 
 def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
-    """Ry(α) Rx(β) Ry(γ), (..., 3, 3)."""
+    """R = Ry(α) Rx(β) Ry(γ): the rotation matrix of Euler angles.
+
+    Args:
+        alpha: (...), the rotation about y that is applied last, in radians.
+        beta: (...), the rotation about x, in radians.
+        gamma: (...), the rotation about y that is applied first, in radians.  The three broadcast.
+
+    Returns:
+        (..., 3, 3) in the dtype of the angles; differentiable to any order.
+
+    Raises:
+        ShapeError: the angles do not broadcast.
+        DTypeError: the angles are not real tensors of one dtype.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> zero = torch.tensor(0.0)
+        >>> R = o3.angles_to_matrix(zero, torch.tensor(math.pi / 2), zero)
+        >>> (R @ torch.tensor([0.0, 1.0, 0.0])).round(decimals=4) + 0.0  # y becomes z
+        tensor([0., 0., 1.])
+    """
     alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
     return matrix_y(alpha) @ matrix_x(beta) @ matrix_y(gamma)
 
 
 def quaternion_to_matrix(q: Tensor) -> Tensor:
-    """(w² - v·v) I + 2 v vᵀ + 2 w [v]×, (..., 3, 3), of q / |q| = (w, v)."""
+    """R = (w² - v·v) I + 2 v vᵀ + 2 w [v]× of q / |q| = (w, v).
+
+    Args:
+        q: (..., 4), quaternions (w, x, y, z) of any length but 0.
+
+    Returns:
+        (..., 3, 3) in the dtype of q; differentiable to any order.
+
+    Raises:
+        ShapeError: q is not (..., 4).
+        DTypeError: q is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.quaternion_to_matrix(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
+    """
     check_last("q", q, 4)
     w, v = unit(q).tensor_split([1], -1)
     scalar = w.square() - v.square().sum(-1, keepdim=True)
@@ -142,7 +339,26 @@ def quaternion_to_matrix(q: Tensor) -> Tensor:
 
 
 def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
-    """cos θ I + (1 - cos θ) a aᵀ + sin θ [a]×, (..., 3, 3), of a = axis / |axis|."""
+    """R = cos θ I + (1 - cos θ) a aᵀ + sin θ [a]× of a = axis / |axis|.
+
+    Args:
+        axis: (..., 3), vectors of any length but 0.
+        angle: (...), θ in radians.
+
+    Returns:
+        (..., 3, 3) in the common dtype; differentiable to any order.
+
+    Raises:
+        ShapeError: axis is not (..., 3), or the two do not broadcast.
+        DTypeError: the two are not floating-point tensors of one dtype.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> R = o3.axis_angle_to_matrix(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(math.pi))
+        >>> R.diagonal()
+        tensor([-1., -1.,  1.])
+    """
     check_last("axis", axis, 3)
     _check_shapes({"axis[..., 0]": axis[..., 0], "angle": angle})
     c, s = angle.cos()[..., None], angle.sin()[..., None]
@@ -150,20 +366,74 @@ def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
 
 
 def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
-    """α = atan2(x, z), β = atan2(√(x² + z²), y), each (...), of vectors (..., 3) of any length."""
+    """α = atan2(x, z) and β = atan2(√(x² + z²), y): the angles of directions.
+
+    Args:
+        xyz: (..., 3), vectors of any length.
+
+    Returns:
+        α in (-π, π] and β in [0, π], each (...), in radians.  R(α, β, ·) turns the y axis into the
+        direction.
+
+    Raises:
+        ShapeError: xyz is not (..., 3).
+        DTypeError: xyz is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.xyz_to_angles(torch.tensor([0.0, 0.0, 2.0]))
+        (tensor(0.), tensor(1.5708))
+    """
     check_last("xyz", xyz, 3)
     x, y, z = xyz.unbind(-1)
     return torch.atan2(x, z), torch.atan2(torch.linalg.vector_norm(xyz[..., ::2], dim=-1), y)
 
 
 def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
-    """(sin β sin α, cos β, sin β cos α), (..., 3)."""
+    """(sin β sin α, cos β, sin β cos α): the unit vector R(α, β, ·) e_y.
+
+    Args:
+        alpha: (...), in radians.
+        beta: (...), in radians; the two broadcast.
+
+    Returns:
+        (..., 3) in the dtype of the angles; differentiable to any order.
+
+    Raises:
+        ShapeError: the angles do not broadcast.
+        DTypeError: the angles are not real tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.angles_to_xyz(torch.tensor(0.0), torch.tensor(0.0))
+        tensor([0., 1., 0.])
+    """
     alpha, beta = broadcast_named(alpha=alpha, beta=beta)
     return torch.stack([beta.sin() * alpha.sin(), beta.cos(), beta.sin() * alpha.cos()], -1)
 
 
 def matrix_to_angles(R: Tensor) -> Angles:  # noqa: N803 - e3nn's name
-    """Angles (...) of rotations (..., 3, 3): α and β from R e_y, then γ; 0 ≤ β ≤ π."""
+    """Euler angles of rotation matrices: α and β of R e_y, then γ.
+
+    Args:
+        R: (..., 3, 3), rotations; they are not checked for being orthogonal.
+
+    Returns:
+        α, β, γ, each (...), in radians, with 0 ≤ β ≤ π.
+
+    Raises:
+        ShapeError: R is not (..., 3, 3).
+        DTypeError: R is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> alpha, beta, gamma = o3.matrix_to_angles(o3.matrix_x(torch.tensor(0.5)))
+        >>> round(float(beta), 4)
+        0.5
+    """
     check_matrix("R", R)
     alpha, beta = xyz_to_angles(R[..., :, 1])
     # the first row of (Ry(α) Rx(β))ᵀ R, which is that of Ry(γ)
@@ -172,17 +442,72 @@ def matrix_to_angles(R: Tensor) -> Angles:  # noqa: N803 - e3nn's name
 
 
 def quaternion_to_angles(q: Tensor) -> Angles:
-    """Angles (...) of quaternions (..., 4)."""
+    """Euler angles of quaternions.
+
+    Args:
+        q: (..., 4), quaternions (w, x, y, z) of any length but 0.
+
+    Returns:
+        α, β, γ, each (...), in radians, with 0 ≤ β ≤ π.
+
+    Raises:
+        ShapeError: q is not (..., 4).
+        DTypeError: q is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.quaternion_to_angles(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        (tensor(0.), tensor(0.), tensor(0.))
+    """
     return matrix_to_angles(quaternion_to_matrix(q))
 
 
 def axis_angle_to_angles(axis: Tensor, angle: Tensor) -> Angles:
-    """Angles (...) of axes (..., 3) and their angles (...)."""
+    """Euler angles of a rotation about an axis.
+
+    Args:
+        axis: (..., 3), vectors of any length but 0.
+        angle: (...), in radians.
+
+    Returns:
+        α, β, γ, each (...), in radians, with 0 ≤ β ≤ π.
+
+    Raises:
+        ShapeError: axis is not (..., 3), or the two do not broadcast.
+        DTypeError: the two are not floating-point tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x = torch.tensor([1.0, 0.0, 0.0])
+        >>> alpha, beta, gamma = o3.axis_angle_to_angles(x, torch.tensor(0.5))
+        >>> round(float(beta), 4)
+        0.5
+    """
     return matrix_to_angles(axis_angle_to_matrix(axis, angle))
 
 
 def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
-    """(cos θ/2, a sin θ/2), (..., 4), of a = xyz / |xyz|."""
+    """q = (cos θ/2, a sin θ/2) of a = xyz / |xyz|.
+
+    Args:
+        xyz: (..., 3), the axis, vectors of any length but 0.
+        angle: (...), θ in radians.
+
+    Returns:
+        (..., 4), quaternions (w, x, y, z) of length 1.
+
+    Raises:
+        ShapeError: xyz is not (..., 3), or the two do not broadcast.
+        DTypeError: the two are not floating-point tensors of one dtype.
+
+    Example:
+        >>> import math, torch
+        >>> from torchweft import o3
+        >>> o3.axis_angle_to_quaternion(torch.tensor([0.0, 2.0, 0.0]), torch.tensor(math.pi / 2))
+        tensor([0.7071, 0.0000, 0.7071, 0.0000])
+    """
     check_last("xyz", xyz, 3)
     _check_shapes({"xyz[..., 0]": xyz[..., 0], "angle": angle})
     half = angle[..., None] / 2
@@ -191,7 +516,25 @@ def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
 
 
 def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
-    """(cos β/2 cos σ, sin β/2 cos δ, cos β/2 sin σ, -sin β/2 sin δ), σ, δ = (α ± γ)/2; (..., 4)."""
+    """(cos β/2 cos σ, sin β/2 cos δ, cos β/2 sin σ, -sin β/2 sin δ), σ = (α + γ)/2, δ = (α - γ)/2.
+
+    Args:
+        alpha: (...), the rotation about y that is applied last, in radians.
+        beta: (...), the rotation about x, in radians.
+        gamma: (...), the rotation about y that is applied first, in radians.  The three broadcast.
+
+    Returns:
+        (..., 4), quaternions (w, x, y, z) of length 1.
+
+    Raises:
+        ShapeError: the angles do not broadcast.
+        DTypeError: the angles are not real tensors of one dtype.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.angles_to_quaternion(*o3.identity_angles())
+        tensor([1., 0., 0., -0.])
+    """
     alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
     total, difference = (alpha + gamma) / 2, (alpha - gamma) / 2
     c, s = (beta / 2).cos(), (beta / 2).sin()
@@ -200,7 +543,24 @@ def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
 
 
 def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
-    """The row of 4 q qᵀ with the largest diagonal, at length 1 and with w ≥ 0; (..., 4)."""
+    """Quaternions of rotation matrices: the row of 4 q qᵀ with the largest diagonal, normalised.
+
+    Args:
+        R: (..., 3, 3), rotations; they are not checked for being orthogonal.
+
+    Returns:
+        (..., 4), quaternions (w, x, y, z) of length 1 with w ≥ 0.
+
+    Raises:
+        ShapeError: R is not (..., 3, 3).
+        DTypeError: R is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.matrix_to_quaternion(torch.eye(3))
+        tensor([1., 0., 0., 0.])
+    """
     check_matrix("R", R)
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in R.unbind(-2))
     wx, wy, wz = zy - yz, xz - zx, yx - xy
@@ -217,32 +577,131 @@ def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
 
 
 def quaternion_to_axis_angle(q: Tensor) -> tuple[Tensor, Tensor]:
-    """v / |v| (..., 3) and θ = 2 atan2(|v|, w) (...) in [0, 2π], of q = (w, v)."""
+    """a = v / |v| and θ = 2 atan2(|v|, w) of q = (w, v).
+
+    Args:
+        q: (..., 4), quaternions (w, x, y, z) of any length but 0.
+
+    Returns:
+        Axes (..., 3) of length 1, 0 for the identity, and angles (...) in [0, 2π], in radians.
+
+    Raises:
+        ShapeError: q is not (..., 4).
+        DTypeError: q is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.quaternion_to_axis_angle(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        (tensor([0., 0., 1.]), tensor(3.1416))
+    """
     check_last("q", q, 4)
     w, v = q[..., 0], q[..., 1:]
     return unit(v), 2 * torch.atan2(torch.linalg.vector_norm(v, dim=-1), w)
 
 
 def matrix_to_axis_angle(R: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803 - e3nn's name
-    """Axes (..., 3) and angles (...) in [0, π]."""
+    """Axis and angle of rotation matrices.
+
+    Args:
+        R: (..., 3, 3), rotations; they are not checked for being orthogonal.
+
+    Returns:
+        Axes (..., 3) of length 1, 0 for the identity, and angles (...) in [0, π], in radians.
+
+    Raises:
+        ShapeError: R is not (..., 3, 3).
+        DTypeError: R is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> axis, angle = o3.matrix_to_axis_angle(o3.matrix_y(torch.tensor(0.5)))
+        >>> axis, round(float(angle), 4)
+        (tensor([0., 1., 0.]), 0.5)
+    """
     return quaternion_to_axis_angle(matrix_to_quaternion(R))
 
 
 def angles_to_axis_angle(alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Axes (..., 3) and angles (...) in [0, π]."""
+    """Axis and angle of the rotation with Euler angles α, β, γ.
+
+    Args:
+        alpha: (...), the rotation about y that is applied last, in radians.
+        beta: (...), the rotation about x, in radians.
+        gamma: (...), the rotation about y that is applied first, in radians.  The three broadcast.
+
+    Returns:
+        Axes (..., 3) of length 1, 0 for the identity, and angles (...) in [0, π], in radians.
+
+    Raises:
+        ShapeError: the angles do not broadcast.
+        DTypeError: the angles are not real tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> zero = torch.tensor(0.0)
+        >>> axis, angle = o3.angles_to_axis_angle(zero, torch.tensor(0.5), zero)
+        >>> axis, round(float(angle), 4)
+        (tensor([1., 0., 0.]), 0.5)
+    """
     return matrix_to_axis_angle(angles_to_matrix(alpha, beta, gamma))
 
 
 def compose_angles(
     a1: Tensor, b1: Tensor, c1: Tensor, a2: Tensor, b2: Tensor, c2: Tensor
 ) -> Angles:
-    """Angles of R(a1, b1, c1) R(a2, b2, c2): the second triple acts first."""
+    """Euler angles of R(a1, b1, c1) R(a2, b2, c2): the second rotation, then the first.
+
+    Args:
+        a1: (...), α of the first rotation, in radians, as all angles.
+        b1: (...), β of the first rotation.
+        c1: (...), γ of the first rotation.
+        a2: (...), α of the second rotation.
+        b2: (...), β of the second rotation.
+        c2: (...), γ of the second rotation.  The six broadcast.
+
+    Returns:
+        α, β, γ, each (...), with 0 ≤ β ≤ π.
+
+    Raises:
+        ShapeError: the angles do not broadcast.
+        DTypeError: the angles are not real tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> zero, angle = torch.tensor(0.0), torch.tensor(0.5)
+        >>> alpha, beta, gamma = o3.compose_angles(zero, angle, zero, zero, angle, zero)
+        >>> round(float(beta), 4)
+        1.0
+    """
     a1, b1, c1, a2, b2, c2 = broadcast_named(a1=a1, b1=b1, c1=c1, a2=a2, b2=b2, c2=c2)
     return matrix_to_angles(angles_to_matrix(a1, b1, c1) @ angles_to_matrix(a2, b2, c2))
 
 
 def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
-    """(w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2), (..., 4): q2 acts first."""
+    """q1 q2 = (w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2): the rotation q2, then q1.
+
+    Args:
+        q1: (..., 4), quaternions (w, x, y, z).
+        q2: (..., 4); the two broadcast.
+
+    Returns:
+        (..., 4), in the dtype of both.
+
+    Raises:
+        ShapeError: q1 or q2 is not (..., 4), or the two do not broadcast.
+        DTypeError: q1 and q2 are not floating-point tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> i, j = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
+        >>> o3.compose_quaternion(i, j)  # k
+        tensor([0., 0., 0., 1.])
+    """
     check_last("q1", q1, 4)
     check_last("q2", q2, 4)
     q1, q2 = broadcast_named(q1=q1, q2=q2)
@@ -254,18 +713,72 @@ def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
 def compose_axis_angle(
     axis1: Tensor, angle1: Tensor, axis2: Tensor, angle2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Axis and angle of the second rotation followed by the first."""
+    """Axis and angle of the second rotation followed by the first.
+
+    Args:
+        axis1: (..., 3), the axis of the first rotation, of any length but 0.
+        angle1: (...), its angle in radians.
+        axis2: (..., 3), the axis of the second rotation.
+        angle2: (...), its angle in radians.
+
+    Returns:
+        Axes (..., 3) of length 1, 0 for the identity, and angles (...) in [0, 2π], in radians.
+
+    Raises:
+        ShapeError: an axis is not (..., 3), or the four do not broadcast.
+        DTypeError: the four are not floating-point tensors of one dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> y, angle = torch.tensor([0.0, 1.0, 0.0]), torch.tensor(0.5)
+        >>> axis, total = o3.compose_axis_angle(y, angle, y, angle)
+        >>> round(float(total), 4)
+        1.0
+    """
     q1, q2 = axis_angle_to_quaternion(axis1, angle1), axis_angle_to_quaternion(axis2, angle2)
     return quaternion_to_axis_angle(compose_quaternion(q1, q2))
 
 
 def inverse_angles(a: Tensor, b: Tensor, c: Tensor) -> Angles:
-    """(-c, -b, -a)."""
+    """(-γ, -β, -α): Euler angles of the inverse rotation.
+
+    Args:
+        a: (...), α in radians.
+        b: (...), β in radians.
+        c: (...), γ in radians.
+
+    Returns:
+        Three tensors (...).
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.inverse_angles(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0))
+        (tensor(-3.), tensor(-2.), tensor(-1.))
+    """
     return -c, -b, -a
 
 
 def inverse_quaternion(q: Tensor) -> Tensor:
-    """(w, -v), the inverse of a quaternion of length 1."""
+    """(w, -v): the inverse of a unit quaternion (w, v).
+
+    Args:
+        q: (..., 4), quaternions (w, x, y, z) of length 1.
+
+    Returns:
+        (..., 4), in the dtype of q.
+
+    Raises:
+        ShapeError: q is not (..., 4).
+        DTypeError: q is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.inverse_quaternion(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+        tensor([ 0., -1., -0., -0.])
+    """
     check_last("q", q, 4)
     return torch.cat([q[..., :1], -q[..., 1:]], -1)
 

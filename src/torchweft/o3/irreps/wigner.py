@@ -52,7 +52,7 @@ def wigner_3j(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """C (2l1+1, 2l2+1, 2l3+1), the invariant of l1 ⊗ l2 ⊗ l3, of norm 1.
+    """C, the invariant tensor of l1 ⊗ l2 ⊗ l3 of Frobenius norm 1: real Wigner 3j symbols.
 
     Every entry is ± the root of a fraction, known exactly and rounded once to float64.
 
@@ -60,15 +60,21 @@ def wigner_3j(
         l1: a degree, 0 or more.
         l2: a degree, 0 or more.
         l3: a degree, from |l1 - l2| to l1 + l2.
-        dtype: of the result; torch's default dtype if None.
-        device: of the result; torch's default device if None.
+        dtype: of the result; None: torch's default dtype.
+        device: of the result; None: torch's default device.
 
     Returns:
-        A new tensor; signs and order are e3nn's.
+        (2 l1 + 1, 2 l2 + 1, 2 l3 + 1), a new tensor; signs and order are e3nn's.
 
     Raises:
-        ShapeError: the degrees form no triangle.
+        ShapeError: the degrees do not fulfil |l1 - l2| ≤ l3 ≤ l1 + l2.
         DTypeError: a degree is not an integer.
+
+    Example:
+        >>> from torchweft import o3
+        >>> C = o3.wigner_3j(1, 1, 1)  # the cross product by 1/√6
+        >>> C.shape, round(float(C[0, 1, 2]) * 6**0.5, 6)
+        (torch.Size([3, 3, 3]), 1.0)
     """
     check_degrees(l1=l1, l2=l2, l3=l3)
     if not abs(l1 - l2) <= l3 <= l1 + l2:
@@ -82,21 +88,32 @@ def wigner_3j(
 
 
 def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # noqa: E741, N802
-    """D(α, β, γ) = Z(α) J Z(β) J Z(γ), Z a rotation about y, J = D(half a turn about x + y).
+    """D_l(α, β, γ), the matrix by which an irrep of degree l transforms under Ry(α) Rx(β) Ry(γ).
+
+        D = Z(α) J Z(β) J Z(γ),  Z a rotation about y,  J = D(half a turn about x + y)
 
     Args:
         l: the degree, 0 or more.
-        alpha: (...), angle of the rotation about y that is applied last.
-        beta: (...), angle of the rotation about x.
-        gamma: (...), angle of the rotation about y that is applied first.
+        alpha: (...), the rotation about y that is applied last, in radians.
+        beta: (...), the rotation about x, in radians.
+        gamma: (...), the rotation about y that is applied first, in radians.  The three broadcast.
 
     Returns:
-        (..., 2l+1, 2l+1), orthogonal; D(R1) D(R2) = D(R1 R2), and degree 1 is the matrix itself.
-        Half precision computes in float32.  Differentiable to any order, at β = 0 too.
+        (..., 2l+1, 2l+1) in the dtype of the angles, orthogonal; D(R1) D(R2) = D(R1 R2), and
+        degree 1 is the rotation matrix itself.  Half precision computes in float32.  Differentiable
+        to any order, at β = 0 too.
 
     Raises:
         DTypeError: l is not an integer, or the angles are not real.
         ShapeError: l is negative, or the angles do not broadcast.
+
+    Example:
+        >>> from torchweft import o3
+        >>> angles = o3.rand_angles(10)
+        >>> o3.wigner_D(2, *angles).shape
+        torch.Size([10, 5, 5])
+        >>> bool((o3.wigner_D(1, *angles) - o3.angles_to_matrix(*angles)).abs().max() < 1e-6)
+        True
     """
     check_degrees(l=l)
     alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
@@ -130,16 +147,25 @@ def wigner_D_matrices(lmax: int, matrix: Tensor) -> list[Tensor]:  # noqa: N802
 
 
 def so3_generators(l: int) -> Tensor:  # noqa: E741
-    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l); a turn by t about axis k has D = exp(t X_k).
+    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l): the generators of rotations of degree l.
+
+    A rotation by an angle t about axis k has the matrix D = exp(t X_k).
 
     Args:
         l: the degree, 0 or more.
 
     Returns:
-        (3, 2l+1, 2l+1), antisymmetric, for x, y and z; [X_0, X_1] = X_2 and cyclic.
+        (3, 2l+1, 2l+1) in torch's default dtype, antisymmetric, for the axes x, y and z;
+        [X_0, X_1] = X_2 and cyclic.
 
     Raises:
         WeftError: l is negative or not an integer.
+
+    Example:
+        >>> from torchweft import o3
+        >>> X = o3.so3_generators(2)
+        >>> bool((X[0] @ X[1] - X[1] @ X[0] - X[2]).abs().max() < 1e-6)
+        True
     """
     check_degrees(l=l)
     if l == 0:
@@ -148,7 +174,9 @@ def so3_generators(l: int) -> Tensor:  # noqa: E741
 
 
 def su2_generators(j: float) -> Tensor:
-    """X = ((L - Lᵀ) / 2, i diag(m), i (L + Lᵀ) / 2),  L_(m-1)m = √((j + m) (j - m + 1)).
+    """The generators of SU(2) for spin j.
+
+        X = ((L - Lᵀ) / 2, i diag(m), i (L + Lᵀ) / 2),  L_(m-1)m = √((j + m) (j - m + 1))
 
     Args:
         j: the spin, 0, ½, 1, …; rows and columns are m = -j … j.
@@ -158,6 +186,11 @@ def su2_generators(j: float) -> Tensor:
 
     Raises:
         ShapeError: j is not a spin.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.su2_generators(0.5).shape
+        torch.Size([3, 2, 2])
     """
     if j < 0 or 2 * j != round(2 * j):
         raise ShapeError(f"j is {j}: a spin must be half an integer, 0 or more. Pass 0, 0.5, 1 …")
@@ -171,18 +204,23 @@ def change_basis_real_to_complex(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Q (2l+1, 2l+1), unitary: Q x has the components m = -l … l of complex harmonics.
+    """Q, unitary: Q x has the components m = -l … l of complex spherical harmonics.
 
-    (Q x)_{-m} = (-i)^l (x_m - i x_{-m}) / √2,  (Q x)_m = (-i)^l (-1)^m (x_m + i x_{-m}) / √2,
-    (Q x)_0 = (-i)^l x_0,  for m > 0; the phase makes Clebsch-Gordan coefficients real.
+        (Q x)_{-m} = (-i)^l (x_m - i x_{-m}) / √2,  (Q x)_m = (-i)^l (-1)^m (x_m + i x_{-m}) / √2,
+        (Q x)_0 = (-i)^l x_0,  for m > 0; the phase makes Clebsch-Gordan coefficients real.
 
     Args:
         l: the degree, 0 or more.
-        dtype: of the real numbers, float32 or float64; torch's default dtype if None.
-        device: of the result; torch's default device if None.
+        dtype: of the real numbers, float32 or float64; None: torch's default dtype.
+        device: of the result; None: torch's default device.
 
-    >>> change_basis_real_to_complex(0)
-    tensor([[1.+0.j]])
+    Returns:
+        (2l+1, 2l+1), complex.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.change_basis_real_to_complex(0)
+        tensor([[1.+0.j]])
     """
     check_degrees(l=l)
     found = np.zeros((2 * l + 1, 2 * l + 1), dtype=np.complex128)

@@ -45,23 +45,40 @@ class _Fields(NamedTuple):
 
 
 class IrrepsInfo(Movable, _Fields):
-    """The tables of `irreps_info`; `.to`, `.cuda`, `.cpu` move them.
+    """The tables of `irreps_info`; `.to`, `.cuda` and `.cpu` move them.
 
-    Fields: rsqrt_dims (I,) and rdims (I,), 1/√(2l+1) and 1/(2l+1) of each irrep; irrep_index (D,),
-    the irrep of each component; irrep_seg (I+1,), where each irrep's components begin; num_irreps.
+    Args:
+        rsqrt_dims: (I,), 1/√(2l+1) of each irrep.
+        rdims: (I,), 1/(2l+1) of each irrep.
+        irrep_index: (D,), the irrep of each component.
+        irrep_seg: (I+1,), where the components of each irrep begin.
+        num_irreps: I.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.irreps_info("2x0e+1o").irrep_seg
+        tensor([0, 1, 2, 5])
     """
 
     __slots__ = ()
 
 
 def irreps_info(irreps: IrrepsLike) -> IrrepsInfo:
-    """The tables of irreps, with one entry for each instance: "2x0e+1o" has three irreps.
+    """Index tables of irreps, with one entry for each copy: "2x0e+1o" has three irreps.
 
     Args:
-        irreps: "2x0e+1o", or what else `Irreps` reads.
+        irreps: "2x0e+1o", or any other argument of `Irreps`.
 
     Returns:
-        Tables on the CPU; factors in float64 (they are cast at the call).
+        An `IrrepsInfo` on the CPU, with factors in float64, which a call casts.
+
+    Raises:
+        ShapeError: the argument does not read as irreps.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.irreps_info("2x0e+1o").irrep_index
+        tensor([0, 1, 2, 2, 2])
     """
     dims = torch.tensor(
         [ir.dim for mul, ir in Irreps(irreps) for _ in range(mul)], dtype=torch.int64
@@ -95,6 +112,17 @@ def tensor_dot_uu(
 
     Returns:
         (N, num_irreps, C), invariant under O(3); differentiable to any order.
+
+    Raises:
+        ShapeError: an input that does not fit the irreps or the other input.
+        DTypeError: irreps_info is no IrrepsInfo.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x, info = torch.randn(10, 5, 16), o3.irreps_info("2x0e+1o")
+        >>> o3.tensor_dot_uu(x, x, info).shape
+        torch.Size([10, 3, 16])
     """
     _check(irreps_info, "components", "input1", input1, C=None)
     _check(irreps_info, "components", "input2", input2, C=input1.shape[-1])
@@ -117,6 +145,17 @@ def gating(
 
     Returns:
         (N, D, C), equivariant; differentiable to any order.
+
+    Raises:
+        ShapeError: an input that does not fit the irreps, or gates that do not fit the input.
+        DTypeError: irreps_info is no IrrepsInfo.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x, gates = torch.randn(10, 5, 16), torch.rand(10, 3, 16)
+        >>> o3.gating(x, gates, o3.irreps_info("2x0e+1o")).shape
+        torch.Size([10, 5, 16])
     """
     _check(irreps_info, "components", "input", input, C=None)
     _check(irreps_info, "irreps", "gates", gates, C=input.shape[-1])
@@ -138,6 +177,17 @@ def irrep_wise_linear(
 
     Returns:
         (N, D, Cout), equivariant; differentiable to any order.
+
+    Raises:
+        ShapeError: an input that does not fit the irreps, or a weight that does not fit the input.
+        DTypeError: irreps_info is no IrrepsInfo.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x, weight = torch.randn(10, 5, 16), torch.randn(3, 16, 32)
+        >>> o3.irrep_wise_linear(x, weight, o3.irreps_info("2x0e+1o")).shape
+        torch.Size([10, 5, 32])
     """
     _check(irreps_info, "components", "input", input, Cin=None)
     _check(irreps_info, "irreps", "weight", weight, Cin=input.shape[-1], Cout=None)
@@ -194,15 +244,29 @@ class Gating(_Tabled):
     """z[n,m,c] = x[n,m,c] · gates[n,i(m),c], i(m) the irrep of component m: a gate for each irrep.
 
     Args:
-        irreps: of x and z; every copy is an irrep with a gate of its own.
+        irreps: irreps of x and z (N, D, C); every copy is an irrep with a gate of its own.
         backend: see `torchweft.o3`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.Gating("2x0e+1o")(torch.randn(10, 5, 16), torch.rand(10, 3, 16)).shape
+        torch.Size([10, 5, 16])
     """
 
     def __init__(self, irreps: IrrepsLike, *, backend: str | None = None) -> None:
         super().__init__(irreps, backend)
 
     def forward(self, x: Tensor, gates: Tensor) -> Tensor:
-        """(N, irreps_dim, C) of x and invariant gates (N, num_irreps, C)."""
+        """The gated features.
+
+        Args:
+            x: (N, irreps_dim, C).
+            gates: (N, num_irreps, C), invariant.
+
+        Returns:
+            (N, irreps_dim, C) in x's dtype.
+        """
         return gating(x, gates, self.info, backend=self.backend)
 
     def extra_repr(self) -> str:
@@ -214,16 +278,23 @@ class IrrepWiseLinear(_Tabled):
     """z[n,m,d] = Cin^(-1/2) Σ_c x[n,m,c] · weight[i(m),c,d], i(m) the irrep of component m.
 
     Args:
-        irreps: of x and z; every copy is an irrep with a matrix of its own.
-        channels_in: Cin.
-        channels_out: of z.
+        irreps: irreps of x and z; every copy is an irrep with a matrix of its own.
+        channels_in: Cin, channels of x (N, D, Cin).
+        channels_out: Cout, channels of z (N, D, Cout).
         backend: see `torchweft.o3`.
+
+    Attributes:
+        weight: the parameter (num_irreps, Cin, Cout), normal with variance 1; the factor keeps the
+            variance of x.
 
     Raises:
         ShapeError: a negative number of channels.
 
-    The parameter `weight` is (num_irreps, Cin, Cout), normal with variance 1; the factor keeps the
-    variance of x.
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.IrrepWiseLinear("2x0e+1o", 16, 32)(torch.randn(10, 5, 16)).shape
+        torch.Size([10, 5, 32])
     """
 
     def __init__(
@@ -239,7 +310,14 @@ class IrrepWiseLinear(_Tabled):
         self.weight = nn.Parameter(torch.randn(self.irreps.num_irreps, channels_in, channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps_dim, Cout) of x (N, irreps_dim, Cin)."""
+        """The linear map of each irrep.
+
+        Args:
+            x: (N, irreps_dim, Cin).
+
+        Returns:
+            (N, irreps_dim, Cout) in x's dtype.
+        """
         weight = self.weight / math.sqrt(max(self.channels_in, 1))
         return irrep_wise_linear(x, weight, self.info, backend=self.backend)
 
@@ -249,12 +327,19 @@ class IrrepWiseLinear(_Tabled):
 
 
 class TensorDot(_Tabled):
-    """z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c], invariant.
+    """z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c], invariant under O(3).
 
     Args:
-        irreps: of x and y.
+        irreps: irreps of x and y (N, D, C).
         scaled: False leaves out the factor.
         backend: see `torchweft.o3`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x = torch.randn(10, 5, 16)
+        >>> o3.TensorDot("2x0e+1o")(x, x).shape
+        torch.Size([10, 3, 16])
     """
 
     def __init__(
@@ -264,7 +349,15 @@ class TensorDot(_Tabled):
         self.scaled = scaled
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """(N, num_irreps, C) of x and y (N, irreps_dim, C)."""
+        """The inner products of each irrep.
+
+        Args:
+            x: (N, irreps_dim, C).
+            y: (N, irreps_dim, C).
+
+        Returns:
+            (N, num_irreps, C) in x's dtype.
+        """
         return tensor_dot_uu(x, y, self.info, self.scaled, backend=self.backend)
 
     def extra_repr(self) -> str:

@@ -25,25 +25,30 @@ __all__ = ["Extract", "ExtractIr"]
 
 
 class Extract(RowLayer):
-    """z_k = (x[i] for i in instructions[k]): several rows made of items of x.
+    """z_k = (x[i] for i in instructions[k]): several rows, each made of items of x.
 
     Args:
-        irreps_in: of x.
-        irreps_outs: of each z.
+        irreps_in: irreps of x (…, D).
+        irreps_outs: irreps of each z.
         instructions: for each z, the numbers of the items of x that it is made of, in order.
         squeeze_out: return the only z itself, not a tuple.
         backend: see `torchweft.o3`.
 
     Raises:
-        ShapeError: another number of instructions, or items that are not those of irreps_outs.
-        IndexRangeError: an item that x does not have.
+        ShapeError: another number of instructions than of results, or items with other irreps than
+            irreps_outs.
+        IndexRangeError: the number of an item that x does not have.
 
-    Results may be views of x.  Either layout will do: items are taken whole.
+    Results may be views of x.  Items are taken whole, so the layout does not matter.
 
-    >>> import torch
-    >>> extract = Extract("1e+0e+0e", ["0e", "0e"], [(1,), (2,)])
-    >>> extract(torch.tensor([0.0, 0.0, 0.0, 1.0, 2.0]))
-    (tensor([1.]), tensor([2.]))
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> extract = o3.Extract("1e+0e+0e", ["0e", "0e"], [(1,), (2,)])
+        >>> extract(torch.tensor([0.0, 0.0, 0.0, 1.0, 2.0]))
+        (tensor([1.]), tensor([2.]))
     """
 
     def __init__(
@@ -71,12 +76,20 @@ class Extract(RowLayer):
             if found != out:
                 raise ShapeError(
                     f"instruction {tuple(items)} extracts {found or 'nothing'} of "
-                    f"{self.irreps_in}, but the result is to be {out or 'empty'}: nothing is "
-                    "changed on the way. Pass the irreps of these items."
+                    f"{self.irreps_in}, but irreps_outs has {out or 'empty'}: items are "
+                    "copied as they are. Pass the irreps of these items."
                 )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """Tensors (…, dim) of x (…, D), one for each of irreps_outs."""
+        """The items of x, as tensors of their own.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tuple with a tensor (…, dim) for each of irreps_outs, or with squeeze_out the only
+            one.
+        """
         check_rows("x", x, self.irreps_in, self)
         parts = parts_of(x, [item.dim for item in self.irreps_in])
         found = tuple(
@@ -87,18 +100,22 @@ class Extract(RowLayer):
 
 
 class ExtractIr(Extract):
-    """z = the items of x that are of one irrep.
+    """z = the items of x that are one irrep.
 
     Args:
-        irreps_in: of x.
-        ir: the irrep.
+        irreps_in: irreps of x (…, D).
+        ir: the irrep, such as "1o".
         backend: see `torchweft.o3`.
 
     Attributes:
         irreps_out: of z: the items of that irrep, in order.
 
-    >>> ExtractIr("2x0e+1o+3x0e", "0e").irreps_out
-    2x0e+3x0e
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.ExtractIr("2x0e+1o+3x0e", "0e").irreps_out
+        2x0e+3x0e
     """
 
     def __init__(

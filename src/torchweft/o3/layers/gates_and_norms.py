@@ -48,16 +48,30 @@ __all__ = [
 class Activation(RowLayer):
     """z_i = c_i f_i(x_i) for items that are scalars; items without a function stay as they are.
 
+    The constant c_i scales f_i to second moment 1 over normal numbers, see `normalize2mom`.
+
     Args:
-        irreps_in: of x.
-        acts: a function for each item, or None.
+        irreps_in: irreps of x (…, D).
+        acts: a function of a tensor, number by number, or None, for each item of irreps_in.
         backend: see `torchweft.o3`.
+
+    Attributes:
+        irreps_out: of z: an even function of 0o gives 0e, an odd one 0o.
 
     Raises:
         ShapeError: a wrong number of functions, a function for an item that is no scalar, or one
             for 0o that is neither even nor odd.
 
-    An even function of 0o gives 0e, an odd one 0o.
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> layer = o3.Activation("8x0e+2x1o", [torch.tanh, None])
+        >>> layer
+        Activation [x ] (8x0e+2x1o -> 8x0e+2x1o)
+        >>> layer(torch.randn(10, 14)).shape
+        torch.Size([10, 14])
     """
 
     def __init__(
@@ -85,7 +99,15 @@ class Activation(RowLayer):
         return f"{type(self).__name__} [{marks}] ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, x: Tensor, dim: int = -1) -> Tensor:
-        """The activated x, in its shape; `dim` is the dimension of the irreps."""
+        """The activated rows.
+
+        Args:
+            x: (…, D).
+            dim: the dimension of the irreps.
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         check_rows("x", x.movedim(dim, -1), self.irreps_in, self)
         parts = parts_of(x, [item.dim for item in self.irreps_in], dim)
         values = [
@@ -95,21 +117,36 @@ class Activation(RowLayer):
 
 
 class Gate(RowLayer):
-    """z = (f(s), f(g) · y) of x = (s, g, y) sorted: scalars, gates, and what they gate.
+    """z = (f(s), f(g) · y) of a row x with scalars s, gates g and gated irreps y, in sorted order.
 
     Args:
-        irreps_scalars: of s, scalars.
+        irreps_scalars: irreps of s, scalars.
         act_scalars: a function for each of its items, or None.
-        irreps_gates: of g, scalars: one for each copy of y.
+        irreps_gates: irreps of g, scalars: one for each copy of y.
         act_gates: a function for each of its items, or None.
-        irreps_gated: of y.
-        layout, backend: see `torchweft.o3`.
+        irreps_gated: irreps of y.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Attributes:
+        irreps_in: of x (…, D): the three, sorted.
+        irreps_out: of z (…, D_out).
 
     Raises:
         ShapeError: gates or scalars of degree above 0, or another number of gates than irreps.
 
-    `irreps_in` is the sorted sum of the three, `irreps_out` that of the results; functions are
-    scaled as in Activation.
+    Functions are scaled as in Activation.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> gate = o3.Gate("8x0e", [torch.tanh], "4x0e", [torch.sigmoid], "4x1o")
+        >>> gate.irreps_in, gate.irreps_out
+        (12x0e+4x1o, 8x0e+4x1o)
+        >>> gate(torch.randn(10, gate.irreps_in.dim)).shape
+        torch.Size([10, 20])
     """
 
     _e3nn_parts = ("mul.", "sc.")
@@ -155,7 +192,14 @@ class Gate(RowLayer):
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of x (…, irreps_in.dim)."""
+        """The activated scalars and the gated irreps.
+
+        Args:
+            x: (…, irreps_in.dim).
+
+        Returns:
+            (…, irreps_out.dim) in x's dtype.
+        """
         check_rows("x", x, self.irreps_in, self)
         blocks = zip(split(x, self.irreps_in, self.layout), self._sizes, strict=True)
         pieces = [piece for block, sizes in blocks for piece in parts_of(block, sizes, -2)]
@@ -180,8 +224,8 @@ def irrep_of(item: MulIr, f: Function | None) -> Irrep:
         return item.ir
     if item.ir.l:
         raise ShapeError(
-            f"a function was given for {item}: only scalars have one, another irrep would turn "
-            "away from its result. Pass None there, or gate it by a scalar."
+            f"a function was given for {item}: only scalars have one, of another irrep the result "
+            "would not be equivariant. Pass None there, or gate it by a scalar."
         )
     if item.ir.p == 1:
         return item.ir
@@ -270,14 +314,26 @@ class _Layer(RowLayer):
 
 
 class Norm(_Layer):
-    """n_u = √(Σ_m x_um²) for every copy, (…, num_irreps).
+    """n_u = √(Σ_m x_um²): the length of every copy of every irrep.
 
     Args:
-        irreps_in: of x.
+        irreps_in: irreps of x (…, D).
         squared: leave out the root.
-        layout, backend: see `torchweft.o3`.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
 
-    The gradient is 0 where the norm is.
+    Attributes:
+        irreps_out: num_irreps scalars.
+
+    The gradient is 0 where the norm is 0.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.Norm("0e+1o")(torch.tensor([-2.0, 0.0, 3.0, 4.0]))
+        tensor([2., 5.])
     """
 
     _e3nn_parts = ("tp.",)
@@ -299,7 +355,14 @@ class Norm(_Layer):
         return f"{type(self).__name__}({self.irreps_in})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, num_irreps) of x (…, D)."""
+        """The norms.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            (…, num_irreps) in x's dtype.
+        """
         x = widened(x)
         squares = [block.square().sum(-1) for block in self._blocks(x)]
         if not squares:
@@ -310,18 +373,28 @@ class Norm(_Layer):
 
 
 class NormActivation(_Layer):
-    """z_u = f(n_u + b_u) x_u / n_u, or f(n_u) x_u without `normalize`.
+    """z_u = f(n_u + b_u) x_u / n_u with the norm n_u of copy u, or f(n_u) x_u without `normalize`.
 
     Args:
-        irreps_in: of x.
-        scalar_nonlinearity: f, a function of each number by itself.
+        irreps_in: irreps of x and z (…, D).
+        scalar_nonlinearity: f, a function of each number.
         normalize: whether to divide by the norm.
-        epsilon: the least norm, with normalize; None is 1e-8.
-        bias: whether there is b (num_irreps,), zeros at first.
-        layout, backend: see `torchweft.o3`.
+        epsilon: the least norm, with normalize; None: 1e-8.
+        bias: whether there is a parameter b (num_irreps,), zeros at first.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: an epsilon that is not positive, or one without normalize.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> layer = o3.NormActivation("4x0e+2x1o", torch.sigmoid)
+        >>> layer(torch.randn(10, 10)).shape
+        torch.Size([10, 10])
     """
 
     _e3nn_parts = ("norm.", "scalar_multiplier.")
@@ -354,7 +427,14 @@ class NormActivation(_Layer):
         return f"{type(self).__name__}({self.irreps_in})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) of x (…, D)."""
+        """The rows with activated norms.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         blocks = self._blocks(x)
         if not blocks:
             return x
@@ -371,23 +451,37 @@ class NormActivation(_Layer):
 
 
 class BatchNorm(_Layer):
-    """z_u = weight_u (x_u − mean_u) / √(var_u + eps) + bias_u; mean and bias for 0e alone.
+    """z_u = weight_u (x_u − mean_u) / √(var_u + eps) + bias_u; mean and bias for 0e only.
 
     var is the mean over the batch of |x_u|² ("norm") or of its mean over components ("component"),
-    the mean being taken off before.
+    after the mean was subtracted.
 
     Args:
-        irreps: of x.
+        irreps: irreps of x and z (batch, …, D).
         eps: added to the variance.
-        momentum: weight of a new value in the running statistics.
-        affine: whether there are weight (num_irreps,) and bias (number of 0e,).
-        reduce: over the inner dimensions of x, "mean" or "max" of the squares.
-        instance: statistics of each entry of the batch, instead of running ones.
+        momentum: the weight of a new value in the running statistics.
+        affine: whether there are parameters weight (num_irreps,) and bias (number of 0e,).
+        reduce: over the inner dimensions of x, the "mean" or the "max" of the squares.
+        instance: statistics of each entry of the batch, in place of running ones.
         include_bias: with affine, whether there is a bias.
         normalization: "component" or "norm".
-        layout, backend: see `torchweft.o3`.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: another reduce or normalization, or x without a batch.
 
     An empty batch leaves the running statistics as they are.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn; its checkpoints load.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> norm = o3.BatchNorm("4x0e+2x1o")
+        >>> z = norm(torch.randn(100, 10))
+        >>> bool(z[:, :4].mean(0).abs().max() < 1e-6)
+        True
     """
 
     _shown = ("eps", "momentum")
@@ -421,7 +515,14 @@ class BatchNorm(_Layer):
         self.bias = nn.Parameter(torch.zeros(scalars)) if affine and include_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, …, D) of x (batch, …, D)."""
+        """The normalised rows; in training the running statistics are updated.
+
+        Args:
+            x: (batch, …, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         check_tensors(x=x)
         if x.dim() < 2:
             raise ShapeError(
@@ -470,14 +571,24 @@ class LayerNorm(_Layer):
     """z_u = weight_u (x_u − mean) / √(var + eps) + bias_u, mean and var over the copies of an item.
 
     var is the mean over copies of |x_u|² ("norm") or of its mean over components ("component");
-    mean and bias are those of 0e alone, others keep their direction.
+    mean and bias exist for 0e only, other irreps keep their direction.
 
     Args:
-        irreps: of x.
-        eps: added to the variance, so that a block of zeros stays one.
-        affine: whether there are weight (num_irreps,) and bias (number of 0e,).
+        irreps: irreps of x and z (…, D).
+        eps: added to the variance, so that a block of zeros stays zero.
+        affine: whether there are parameters weight (num_irreps,) and bias (number of 0e,).
         normalization: "component" or "norm".
-        layout, backend: see `torchweft.o3`.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: another normalization.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.LayerNorm("4x0e+2x1o")(torch.randn(10, 10)).shape
+        torch.Size([10, 10])
     """
 
     _shown = ("eps",)
@@ -499,7 +610,14 @@ class LayerNorm(_Layer):
         self.bias = nn.Parameter(torch.zeros(self._irreps.count("0e"))) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) of x (…, D)."""
+        """The normalised rows.
+
+        Args:
+            x: (…, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         x = widened(x)
         found, *_ = self._divided(
             self._blocks(x),
@@ -510,14 +628,29 @@ class LayerNorm(_Layer):
 
 
 class Dropout(_Layer):
-    """z[b, u] = x[b, u] · k/(1−p), k = 1 with probability 1−p, else 0: one for each copy and b.
+    """z[b, u] = x[b, u] · k/(1−p), k = 1 with probability 1−p, else 0: one k for each copy u and b.
+
+    All components of a copy are kept or dropped together, so the layer is equivariant.
 
     Args:
-        irreps: of x.
+        irreps: irreps of x and z (b, …, D).
         p: the probability that a copy is dropped.
-        layout, backend: see `torchweft.o3`.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: a p that is no probability, or x without a batch.
 
     The identity in evaluation mode.  The random numbers are drawn as e3nn draws them.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> x = torch.ones(2, 7)
+        >>> torch.equal(o3.Dropout("4x0e+1x1o", 0.5).eval()(x), x)
+        True
     """
 
     _shown = ("p",)
@@ -531,7 +664,14 @@ class Dropout(_Layer):
         self.irreps, self.p = self._irreps, p
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, …, D) of x (b, …, D); all inner dimensions have the same copies dropped."""
+        """The rows with copies dropped at random, the same ones for all inner dimensions.
+
+        Args:
+            x: (b, …, D).
+
+        Returns:
+            A tensor of x's shape and dtype.
+        """
         check_rows("x", x, self.irreps, self)
         if not self.training or not self.irreps:
             return x

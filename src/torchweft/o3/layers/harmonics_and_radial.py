@@ -68,23 +68,36 @@ def spherical_harmonics(
 
     Args:
         l: a degree, degrees in any order, or irreps, all of the parities p^l for one p.
-        x: (..., 3).
-        normalize: evaluate at x / |x|.  The zero vector then gives Y_0, and 0 for l > 0, with
-            gradients 0.
+        x: (..., 3), real.
+        normalize: whether to evaluate at x / |x|.  The zero vector then gives Y_0, and 0 for l > 0,
+            with gradients 0.
         normalization: of Y_l on the unit sphere: |Y_l|² is (2l+1)/4π for "integral" (so that
             ∫ (Y_l^m)² = 1), 2l+1 for "component", 1 for "norm".
         backend: see `torchweft.o3`.
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
-        order.  To degree 6 one kernel on a GPU, one loop of many float32 or float64 vectors on the
-        CPU, and one for each gradient; else two to four elementwise operations a component, which
-        torch.compile fuses.
+        order, at the poles and at 0 too.
 
     Raises:
         ShapeError: x is not (..., 3), a parity does not fit, or there are no degrees.
         DTypeError: x is not real, or l does not read as degrees.
         BackendError: triton or numba was requested and cannot serve.
+
+    Cost: to degree 6 one kernel on a GPU, one loop over many float32 or float64 vectors on the CPU,
+    and one more for each gradient; else two to four elementwise operations a component, which
+    torch.compile fuses.
+
+    Source: basis, order and normalisations are e3nn's, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> direction = torch.tensor([[0.0, 0.0, 2.0]])
+        >>> o3.spherical_harmonics(1, direction, normalize=True, normalization="component")
+        tensor([[0.0000, 0.0000, 1.7321]])
+        >>> o3.spherical_harmonics(o3.Irreps("0e+1o+2e"), torch.randn(10, 3), True).shape
+        torch.Size([10, 9])
     """
     given = tuple(l) if type(l) is list else l
     called = None
@@ -97,18 +110,30 @@ def spherical_harmonics(
 
 
 class SphericalHarmonics(torch.nn.Module):
-    """`spherical_harmonics` as a module.
+    """`spherical_harmonics` as a module: Y_l(x) of vectors x.
 
     Args:
-        irreps_out: what `spherical_harmonics` takes as l.
-        normalize: as there.
-        normalization: as there.
+        irreps_out: a degree, degrees in any order, or irreps, as `l` of `spherical_harmonics`.
+        normalize: whether to evaluate at x / |x|.
+        normalization: "integral", "component" or "norm", see `spherical_harmonics`.
         irreps_in: "1o" or "1e", the parity of x; None: "1e" if irreps_out needs it, else "1o".
-        backend: as there.
+        backend: see `torchweft.o3`.
 
     Attributes:
         irreps_in: one vector.
         irreps_out: of the result.
+
+    Raises:
+        ShapeError: parities that do not fit, or no degrees.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> harmonics = o3.SphericalHarmonics("0e+1o+2e", normalize=True)
+        >>> harmonics(torch.randn(10, 3)).shape
+        torch.Size([10, 9])
     """
 
     def __init__(
@@ -130,7 +155,14 @@ class SphericalHarmonics(torch.nn.Module):
         harmonics_scale(normalization, 0)  # raises for another name
 
     def forward(self, x: Tensor) -> Tensor:
-        """Y(x): (..., 3) to (..., irreps_out.dim)."""
+        """The harmonics of x.
+
+        Args:
+            x: (..., 3), vectors.
+
+        Returns:
+            (..., irreps_out.dim) in x's dtype; half precision computes in float32.
+        """
         y = cached_rows(self.called, x)
         return _first(self.called, x, *self.called) if y is None else y[0]
 
@@ -293,12 +325,24 @@ _BASES = ("gaussian", "cosine", "smooth_finite", "fourier", "bessel")
 class BesselBasis(torch.nn.Module):
     """b_n(r) = √(2/r_max) sin(nπ r/r_max) / r, orthonormal with weight r² on [0, r_max].
 
-    b_n(0) = √(2/r_max) nπ/r_max, and every derivative is right there.  No cutoff: multiply by one.
+    b_n(0) = √(2/r_max) nπ/r_max, and every derivative at 0 is exact too.  The functions do not
+    vanish smoothly at r_max: multiply them by a cutoff, or use `RadialBasis`.
 
     Args:
-        r_max: the radius where all functions are zero.
+        r_max: the radius where all functions are zero, in the unit of r.
         num_basis: number of functions.
         backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: a number that is not positive.
+
+    Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.BesselBasis(5.0, num_basis=8)(torch.rand(10, 1)).shape
+        torch.Size([10, 8])
     """
 
     def __init__(self, r_max: float, num_basis: int = 8, *, backend: str | None = None):
@@ -307,7 +351,14 @@ class BesselBasis(torch.nn.Module):
         self.r_max, self.num_basis, self.backend = float(r_max), num_basis, backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        """The functions at r.
+
+        Args:
+            r: (..., 1), lengths.
+
+        Returns:
+            (..., num_basis) in r's dtype; half precision computes in float32.
+        """
         called = "bessel", self.r_max, self.num_basis, self.backend
         y = cached_rows(called, r)
         if y is not None:
@@ -326,12 +377,24 @@ class PolynomialCutoff(torch.nn.Module):
     """f(r) = 1 - (p+1)(p+2)/2 t^p + p(p+2) t^(p+1) - p(p+1)/2 t^(p+2),  t = r/r_max.
 
     Computed as (1-t)³ Σ_{k<p} (k+1)(k+2)/2 t^k, the same polynomial without cancellation.  Zero
-    from r_max on, with its gradients; the first two vanish at r_max, the first p-1 at 0.
+    from r_max on, with its gradients; the first two derivatives vanish at r_max, the first p-1 at
+    0.
 
     Args:
-        r_max: the radius from which on it is zero.
-        p: 1 or more.
+        r_max: the radius from which on it is zero, in the unit of r.
+        p: an integer, 1 or more.
         backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: a number that is not positive.
+
+    Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.PolynomialCutoff(5.0)(torch.tensor([0.0, 2.5, 6.0]))
+        tensor([1.0000, 0.8555, 0.0000])
     """
 
     def __init__(self, r_max: float, p: int = 6, *, backend: str | None = None):
@@ -342,7 +405,14 @@ class PolynomialCutoff(torch.nn.Module):
         self.r_max, self.p, self.backend = float(r_max), int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """f(r) for r of any shape, in its dtype; half precision computes in float32."""
+        """The cutoff at r.
+
+        Args:
+            r: lengths, of any shape.
+
+        Returns:
+            A tensor of r's shape and dtype; half precision computes in float32.
+        """
         check_tensors(r=r)
         rows = r if r.shape[-1:] == (1,) else r[..., None]
         if serves_rows(rows, self.backend, 1):
@@ -363,27 +433,33 @@ class PolynomialCutoff(torch.nn.Module):
 
 
 class RadialBasis(torch.nn.Module):
-    """b_n(r) f(r), Bessel functions times a cutoff: what potentials know of the length of an edge.
+    """b_n(r) f(r): Bessel functions times a polynomial cutoff, as potentials describe edge lengths.
 
     `BesselBasis(r_max, num_basis)(r) * PolynomialCutoff(r_max, p)(r)`: zero from r_max on, with its
-    gradients (Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020).  On a GPU one
-    kernel, and one for each gradient.
+    gradients.
 
     Args:
-        r_max: the radius from which on all functions are zero.
+        r_max: the radius from which on all functions are zero, in the unit of r.
         num_basis: number of functions.
-        p: of the cutoff, 1 or more.
+        p: of the cutoff, an integer, 1 or more.
         backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: a number that is not positive.
-        DTypeError: what is no number, or a p that is no integer.
+        DTypeError: an argument that is no number, or a p that is no integer.
 
-    >>> basis = RadialBasis(5.0, num_basis=4)
-    >>> basis
-    RadialBasis(r_max=5.0, num_basis=4, p=6)
-    >>> basis(torch.tensor([[1.0], [5.0], [6.0]]))[1:].any()
-    tensor(False)
+    Cost: one kernel on a GPU, and one more for each gradient.
+
+    Source: Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> basis = o3.RadialBasis(5.0, num_basis=4)
+        >>> basis
+        RadialBasis(r_max=5.0, num_basis=4, p=6)
+        >>> basis(torch.tensor([[1.0], [5.0], [6.0]]))[1:].any()
+        tensor(False)
     """
 
     def __init__(
@@ -398,7 +474,14 @@ class RadialBasis(torch.nn.Module):
         self.r_max, self.num_basis, self.p, self.backend = float(r_max), num_basis, int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        """The functions at r, zero from r_max on.
+
+        Args:
+            r: (..., 1), lengths.
+
+        Returns:
+            (..., num_basis) in r's dtype; half precision computes in float32.
+        """
         y = cached_rows(self.called, r)
         if y is not None:
             return y[0]
@@ -472,6 +555,18 @@ def soft_one_hot_linspace(
 
     Returns:
         (..., number), in x's dtype; half precision computes in float32.
+
+    Raises:
+        ShapeError: another basis, or a number of functions below 1.
+
+    Source: e3nn's function of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> lengths = torch.linspace(0, 5, 10)
+        >>> o3.soft_one_hot_linspace(lengths, 0.0, 5.0, 8, "smooth_finite", cutoff=True).shape
+        torch.Size([10, 8])
     """
     check_tensors(x=x)
     for name, value in (("start", start), ("end", end)):
@@ -500,8 +595,11 @@ def soft_unit_step(x: Tensor) -> Tensor:
     Returns:
         (...) in x's dtype; half precision computes in float32.  Differentiable to any order.
 
-    >>> soft_unit_step(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([0.0000, 0.0000, 0.3679])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> o3.soft_unit_step(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([0.0000, 0.0000, 0.3679])
     """
     check_tensors(x=x)
     v = x.to(working_dtype(x.dtype))

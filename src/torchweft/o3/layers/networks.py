@@ -62,19 +62,22 @@ FACTOR_TOLERANCE = 1e-4
 
 
 def moment(f: Function, n: int, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    """<f(t)^n> over normal t: the mean over e3nn's million float64 numbers.
+    """<f(t)^n>, the mean over normal t: over the same million float64 numbers as e3nn's.
 
     Args:
-        f: a function of each number by itself.
+        f: a function of each number.
         n: the power.
         dtype: in which f is evaluated; None: torch's default dtype.
-        device: where, and whose random numbers; None: torch's default device.
+        device: of the random numbers; None: torch's default device.
 
     Returns:
         A tensor without dimensions.
 
-    >>> bool((moment(torch.square, 1, torch.float64) - 1).abs() < 0.01)
-    True
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> bool((o3.moment(torch.square, 1, torch.float64) - 1).abs() < 0.01)
+        True
     """
     device = torch.get_default_device() if device is None else device
     generator = torch.Generator(device).manual_seed(0)
@@ -100,19 +103,24 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
     """c f(x), c = <f(t)²>^(-1/2) over the same million normal numbers as e3nn's.
 
     Args:
-        f: a function of each number by itself.
+        f: a function of each number.
         dtype: without effect, as in e3nn: the mean is taken in float64.
-        device: without effect: the random numbers are those of the CPU, wherever f is used.
-        backend: None, or "torch": no kernel on a GPU either.
+        device: without effect: the random numbers are those of the CPU.
+        backend: None or "torch".
 
     Attributes:
         f: the function.
         cst: c; 1.0 if c is that to 1e-4.
         printed: the name of f in kernels; None: torch computes it.
 
-    >>> f = normalize2mom(torch.tanh)
-    >>> round(f.cst, 6)
-    1.593733
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> f = o3.normalize2mom(torch.tanh)
+        >>> round(f.cst, 6)
+        1.593733
     """
 
     def __init__(
@@ -200,29 +208,35 @@ class _Layer(nn.Module):
 
 
 class FullyConnectedNet(nn.Sequential):
-    """x_{k+1} = c f(x_k W_k / √h_k), and the last layer x W / √h: for normal x of variance 1.
+    """A multilayer perceptron: x_{k+1} = c f(x_k W_k / √h_k), and the last layer x W / √h.
 
-    Factors are those of functions where these are kernels, else of matrices.
+    For normal x of variance 1 each layer's numbers have variance 1.
 
     Args:
         hs: widths of x, of the hidden layers, and of the result.
         act: f, a function of each number, scaled by c to second moment 1; None: linear.
-        variance_in: of each number of x; the first matrix is divided by its root.
-        variance_out: wanted of each number of the result, which is multiplied by its root.
+        variance_in: variance of each number of x; the first matrix is divided by its root.
+        variance_out: wanted variance of each number of the result, which is multiplied by its root.
         out_act: whether the last layer has f too.
         backend: see `torchweft.o3`.
+
+    Attributes:
+        layer0.weight, layer1.weight, …: the parameters (hs[0], hs[1]), …, as e3nn's.
 
     Raises:
         ShapeError: a negative width, or a variance that is not positive.
         DTypeError: a width that is no integer.
 
-    Parameters are `layer0.weight` (hs[0], hs[1]), `layer1.weight`, …, as e3nn's.
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn; its checkpoints load.
 
-    >>> net = FullyConnectedNet([8, 64, 64, 128], torch.nn.functional.silu)
-    >>> net
-    FullyConnectedNet[8, 64, 64, 128]
-    >>> net(torch.randn(10, 8)).shape
-    torch.Size([10, 128])
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> net = o3.FullyConnectedNet([8, 64, 64, 128], torch.nn.functional.silu)
+        >>> net
+        FullyConnectedNet[8, 64, 64, 128]
+        >>> net(torch.randn(10, 8)).shape
+        torch.Size([10, 128])
     """
 
     def __init__(
@@ -254,7 +268,14 @@ class FullyConnectedNet(nn.Sequential):
         return f"{type(self).__name__}{self.hs}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, hs[-1]) of x (…, hs[0])."""
+        """The network's result.
+
+        Args:
+            x: (…, hs[0]).
+
+        Returns:
+            (…, hs[-1]) in x's dtype.
+        """
         x, factor = self.hidden(x), 1.0
         for layer in self._layers()[-1:]:
             x, factor = layer.between(1.0, x, layer.after)

@@ -35,16 +35,17 @@ Kept = frozenset[Irrep] | None
 
 
 class ReducedTensorProducts(TableLayer):
-    """z_k = Σ Q_{k,i,j,…} x_i y_j …: what symmetries leave of a product, by its irreps.
+    """z_k = Σ Q_{k,i,j,…} x_i y_j …: a product with symmetries of its indices, by irreps.
 
     Args:
         formula: indices and the symmetries under their exchange: "ij=ji" is symmetric, "ij=-ji"
             antisymmetric, "ijk=jki" cyclic, "ij" has none.
-        filter_ir_out: keep only these irreps of z.
-        filter_ir_mid: couple only through these irreps.
-        eps: eigenvalues this near to 1 are taken as 1, and numbers this near to 0 as 0.
+        filter_ir_out: keep only these irreps of z; None: all.
+        filter_ir_mid: couple only through these irreps; None: all.
+        eps: eigenvalues within eps of 1 count as 1, and numbers within eps of 0 as 0.
         backend: see `torchweft.o3`.
-        **irreps: of each index, such as i="1o"; of indices that are exchanged once is enough.
+        **irreps: irreps of each index, such as i="1o"; one is enough for indices that are
+            exchanged.
 
     Attributes:
         irreps_in: a list, of each factor.
@@ -55,17 +56,24 @@ class ReducedTensorProducts(TableLayer):
     Raises:
         ShapeError: the formula does not read, or an index has no irreps, or two.
 
-    Rows are mul_ir.  Q is dense: D1 · D2 · … · irreps_out.dim numbers, and a call multiplies the
-    outer product of a row by it.
+    Rows have the layout "mul_ir".
 
-    >>> product = ReducedTensorProducts("ij=-ji", i="1o")
-    >>> product
-    ReducedTensorProducts(1x1o x 1x1o -> 1x1e)
-    >>> x, y = torch.eye(3)[:2]
-    >>> product(x, y)  # the cross product by 1/√2
-    tensor([0.0000, 0.0000, 0.7071])
-    >>> ReducedTensorProducts("ijkl=jikl=ikjl=ijlk", i="1e").irreps_out
-    1x0e+1x2e+1x4e
+    Cost: Q is dense, D1 · D2 · … · irreps_out.dim numbers; a call multiplies the outer product of
+    each row by it.
+
+    Source: e3nn's layer of this name, https://github.com/e3nn/e3nn.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> product = o3.ReducedTensorProducts("ij=-ji", i="1o")
+        >>> product
+        ReducedTensorProducts(1x1o x 1x1o -> 1x1e)
+        >>> x, y = torch.eye(3)[:2]
+        >>> product(x, y)  # the cross product by 1/√2
+        tensor([0.0000, 0.0000, 0.7071])
+        >>> o3.ReducedTensorProducts("ijkl=jikl=ikjl=ijlk", i="1e").irreps_out
+        1x0e+1x2e+1x4e
     """
 
     _e3nn_parts = ("main.",)
@@ -99,7 +107,14 @@ class ReducedTensorProducts(TableLayer):
         return f"{type(self).__name__}({factors} -> {self.irreps_out})"
 
     def forward(self, *xs: Tensor) -> Tensor:
-        """(…, irreps_out.dim) of a tensor (…, D) for each index; leading dimensions broadcast."""
+        """The product, by its irreps.
+
+        Args:
+            *xs: a tensor (…, D) for each index; leading dimensions broadcast.
+
+        Returns:
+            (…, irreps_out.dim).
+        """
         if len(xs) != len(self.irreps_in):
             raise DTypeError(
                 f"{len(xs)} tensors were given to {self!r}: it takes one for each index, "
@@ -154,8 +169,8 @@ def _irreps_of(
         if len(choices) != 1:
             has = " and ".join(sorted(map(str, choices))) or "none"
             raise ShapeError(
-                f"index {letter} has the irreps {has}: indices that are exchanged have the same. "
-                f"Pass irreps of {' or '.join(exchanged)}, such as {letter}='1o'."
+                f"index {letter} has the irreps {has}: indices that are exchanged must have the "
+                f"same. Pass irreps of {' or '.join(exchanged)}, such as {letter}='1o'."
             )
         found += choices
     return found

@@ -61,26 +61,40 @@ class SO2Instruction(NamedTuple):
 
 
 class SO2Linear(WeightedModule):
-    """z = D(R)ᵀ M D(R) x, M a linear map of components of equal |m| and R edge/|edge| = e_y.
+    """z = D(R)ᵀ M D(R) x, M a linear map between components of equal |m|, and R edge/|edge| = e_y.
 
-    Equivariant under O(3).  Each component of M is a sum over the items and copies that reach it,
-    by 1/√(their number).  See the module for its tensor product.
+    Equivariant under O(3).  A linear map of x that depends on the direction of an edge, as a tensor
+    product with the edge's spherical harmonics is, at O(l³) operations in place of O(l⁶).  Each
+    component of M x is a sum over the items and copies that reach it, divided by √(their number).
 
     Args:
-        irreps_in: of x.
-        irreps_out: of z; items without an instruction are zero.
+        irreps_in: irreps of x (…, D).
+        irreps_out: irreps of z (…, D_out); items without an instruction are zero.
         mmax: the highest order |m| that is mixed, higher orders are dropped; None: all orders.
-        irreps_edge: "1o", a vector: a mirror that holds the edge leaves W_r where p (-1)^l is the
-            same in x and z, and W_i elsewhere.  "1e" leaves both where p is the same, as in layers
-            that are equivariant under rotations alone.
-        internal_weights: whether the module owns its weight; None: where it is shared.
-        shared_weights: one weight for all rows (None), or one for each row.
-        layout, backend: see `torchweft.o3`.
+        irreps_edge: "1o": edges are vectors, and the layer is equivariant under reflections too;
+            "1e": edges do not change under inversion, as in layers that are equivariant under
+            rotations only, and items of equal parities are mixed.
+        internal_weights: whether the module owns its weight; None: if it is shared.
+        shared_weights: whether all rows have one weight (True, and None) or each row its own
+            (False).
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Attributes:
+        instructions: sorted by order m, then items of z, then of x.
 
     Raises:
         WeftError: an invalid mmax or irreps_edge; another backend.
 
-    Instructions are sorted by order, then items of z, then of x.
+    Source: Passaro, Zitnick: Reducing SO(3) convolutions to SO(2) for efficient equivariant GNNs,
+    ICML 2023 (eSCN).
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> layer = o3.SO2Linear("8x0e+8x1o", "8x0e+8x1o")
+        >>> layer(torch.randn(10, 32), edge=torch.randn(10, 3)).shape
+        torch.Size([10, 32])
     """
 
     instructions: Sequence[SO2Instruction]
@@ -157,7 +171,7 @@ class SO2Linear(WeightedModule):
             return rotation.to(dtype)
         words = "neither was" if edge is None else "both were"
         raise DTypeError(
-            f"{words} given of edge and rotation: one says where the edge points. Pass edge "
+            f"{words} given of edge and rotation: exactly one gives the direction. Pass edge "
             "(…, 3), or rotation= (…, 3, 3)."
         )
 
@@ -197,10 +211,28 @@ class SO2Linear(WeightedModule):
 
 
 def edge_rotation(edge: Tensor) -> Tensor:
-    """R (…, 3, 3) with R edge/|edge| = e_y, for edges (…, 3); 0 for edges of length 0.
+    """R with R edge/|edge| = e_y: rotations that turn edges to the polar axis.
 
-    The shortest turn to e_y; where edge_y < 0, half a turn about x before it.  Both are smooth
-    in their half, so gradients of what does not depend on the choice of R are right everywhere.
+    The shortest turn to e_y; where edge_y < 0, half a turn about x comes before it.  Both are
+    smooth in their half, so gradients of results that do not depend on the choice of R are right
+    everywhere.
+
+    Args:
+        edge: (…, 3), real, of any length.
+
+    Returns:
+        (…, 3, 3) in the dtype of edge; 0 for edges of length 0.
+
+    Raises:
+        ShapeError: edge is not (…, 3).
+        DTypeError: edge is not a floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> edge = torch.tensor([0.0, 0.0, 2.0])
+        >>> o3.edge_rotation(edge) @ edge
+        tensor([0., 2., 0.])
     """
     check_last("edge", edge, 3)
     half = torch.where(edge[..., 1:2] < 0, -1.0, 1.0).to(edge.dtype)

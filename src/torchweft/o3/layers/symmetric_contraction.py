@@ -74,23 +74,40 @@ class _Contraction(nn.Module):
 
 
 class SymmetricContraction(nn.Module):
-    """z[n, L, c] = Σ over degrees and couplings of w[element n, k, c] f_k(x[n, :, c])_L.
+    """z[n, L, c] = Σ over degrees and couplings k of w[element n, k, c] f_k(x[n, :, c])_L.
+
+    The f_k are a basis of the equivariant polynomials of degree 1 … correlation of the irreps of
+    one channel c: the product basis of MACE.
 
     Args:
-        irreps_in: of x, all items with one number of copies: the channels C.
-        irreps_out: of z, C copies of each item.
+        irreps_in: irreps of x (N, D), all items with one number of copies: the channels C.
+        irreps_out: irreps of z (N, D_out), C copies of each item.
         correlation: the highest degree.
         num_elements: number of elements, each with weights of its own.
-        layout, backend: see `torchweft.o3`; torch always computes the weights.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`.
+
+    Attributes:
+        contractions: parameters, with the names of MACE's layer: `contractions.{item}.weights_max`
+            (the highest degree) and `contractions.{item}.weights.{n}` (the lower ones), each
+            (num_elements, couplings, C).
 
     Raises:
         ShapeError: items with different numbers of copies, correlation or num_elements below 1.
 
-    Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
-    highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
-    couplings, C): its checkpoints load.  In one kernel x is read and z written once, and weights
-    are read by element.  By degrees, degree ν is one channelwise product of x with functions of
-    degree ν − 1; for each node the weights of its element are gathered.
+    Cost: one kernel on a GPU, which reads x and writes z once and reads weights by element.
+    Elsewhere degree by degree: degree ν is one channelwise product of x with functions of degree
+    ν − 1, the weights of couplings are one matrix product of torch, and those of each node's
+    element are gathered.
+
+    Source: Batatia et al.: MACE, NeurIPS 2022; checkpoints of MACE's layer load.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> layer = o3.SymmetricContraction("8x0e+8x1o", "8x0e", correlation=2, num_elements=3)
+        >>> layer(torch.randn(10, 32), torch.randint(3, (10,))).shape
+        torch.Size([10, 8])
     """
 
     def __init__(

@@ -102,7 +102,24 @@ MODES = {
 
 
 class Instruction(NamedTuple):
-    """One instruction; `path_weight` is its factor, `path_shape` the shape of its weight."""
+    """One coupling of a TensorProduct: of an item of x with an item of y into an item of z.
+
+    Args:
+        i_in1: number of the item of irreps_in1.
+        i_in2: number of the item of irreps_in2.
+        i_out: number of the item of irreps_out.
+        connection_mode: how copies are paired: "uvw", "uvu", "uvv", "uuw", "uuu", "uvuv", "uvu<v"
+            or "u<vw"; docs/families/o3.md has the formulas.
+        has_weight: whether the coupling has weights.
+        path_weight: the factor of the coupling, with all normalisations.
+        path_shape: the shape of its weight, such as (m1, m2, m3) for "uvw".
+
+    Example:
+        >>> from torchweft import o3
+        >>> product = o3.TensorProduct("2x0e", "1x1o", "2x1o", [(0, 0, 0, "uvu", True)])
+        >>> product.instructions[0].path_shape
+        (2, 1)
+    """
 
     i_in1: int
     i_in2: int

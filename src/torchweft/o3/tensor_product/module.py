@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,14 @@ from torchweft.o3.tensor_product.instructions import (
     weight_sizes,
 )
 
-__all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
+__all__ = [
+    "ConvolutionOptions",
+    "InstructedModule",
+    "MixingOptions",
+    "ProductOptions",
+    "RowLayer",
+    "WeightedModule",
+]
 
 _NOT_CACHED = (None, None)
 
@@ -116,7 +123,7 @@ class WeightedModule(RowLayer):
         if internal_weights and not shared_weights:
             raise ShapeError(
                 "internal_weights is True but shared_weights is False: weights of the module are "
-                "the same in all rows. Leave one of both out, or give weights at the call."
+                "the same in all rows. Leave one of them out, or pass weights at the call."
             )
         self.instructions = list(instructions)
         self.irreps_out = irreps_out
@@ -212,6 +219,33 @@ class WeightedModule(RowLayer):
         if self.shared_weights:
             return str((*self.dims, self.weight_numel))
         return f"(…, {self.weight_numel})"
+
+
+class MixingOptions(TypedDict, total=False):
+    """Arguments of TensorProduct that FullyConnectedTensorProduct takes by name."""
+
+    in1_var: Iterable[float] | None
+    in2_var: Iterable[float] | None
+    out_var: Iterable[float] | None
+    internal_weights: bool | None
+    shared_weights: bool | None
+    normalization: str | None
+    compile_left_right: bool
+    compile_right: bool
+    layout: str
+    backend: str | None
+
+
+class ProductOptions(MixingOptions, total=False):
+    """Arguments of TensorProduct that products without given instructions take by name."""
+
+    path_normalization: str | None
+
+
+class ConvolutionOptions(ProductOptions, total=False):
+    """Arguments of TensorProduct that TensorProductConv takes by name."""
+
+    irrep_normalization: str | None
 
 
 class InstructedModule(WeightedModule):
@@ -349,6 +383,6 @@ def _one_normalization(irrep_normalization: str | None, normalization: str) -> s
     if irrep_normalization not in (None, normalization):
         raise ShapeError(
             f"irrep_normalization is {irrep_normalization!r} and normalization {normalization!r}: "
-            "they are two names of one argument. Pass one of both."
+            "they are two names of one argument. Pass only one."
         )
     return normalization

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -36,7 +36,12 @@ from torchweft.o3.irreps.irreps import (
 )
 from torchweft.o3.radial_linear.operator import RADIAL_PRECISIONS, radial_product
 from torchweft.o3.tensor_product.instructions import IRREP_NORMALIZATIONS, checked_choice
-from torchweft.o3.tensor_product.module import InstructedModule
+from torchweft.o3.tensor_product.module import (
+    ConvolutionOptions,
+    InstructedModule,
+    MixingOptions,
+    ProductOptions,
+)
 
 __all__ = [
     "ElementwiseTensorProduct",
@@ -51,30 +56,58 @@ __all__ = [
 
 
 class TensorProduct(InstructedModule):
-    """z = Σ factor · weight · x ⊗ y, row by row.
+    """z[i_out] = Σ factor · weight · x[i_in1] ⊗ y[i_in2] over the instructions, row by row.
 
     Args:
-        irreps_in1: of x.
-        irreps_in2: of y.
-        irreps_out: of z; items that no instruction reaches are zero.
-        instructions: (i_in1, i_in2, i_out, mode, has_weight) or with a path_weight, 1 by default.
-        in1_var: variance of each item of x; None is 1.
-        in2_var: variance of each item of y; None is 1.
-        out_var: variance that each item of z shall have; None is 1.
+        irreps_in1: irreps of x (…, D1).
+        irreps_in2: irreps of y (…, D2).
+        irreps_out: irreps of z (…, D_out); items that no instruction reaches are zero.
+        instructions: a list of (i_in1, i_in2, i_out, mode, has_weight), optionally with a
+            path_weight, 1 by default; `mode` pairs copies: "uvw", "uvu", "uvv", "uuw", "uuu",
+            "uvuv", "uvu<v" or "u<vw".
+        in1_var: variance of each item of x; None: 1.
+        in2_var: variance of each item of y; None: 1.
+        out_var: wanted variance of each item of z; None: 1.
         irrep_normalization: "component" (None), "norm" or "none".
         path_normalization: "element" (None), "path" or "none".
-        internal_weights: whether the module owns its weight; None: where it is shared.
-        shared_weights: one weight for all rows (None), or one a row.
+        internal_weights: whether the module owns its weight; None: if it is shared.
+        shared_weights: whether all rows have one weight (True, and None) or each row its own
+            (False).
         normalization: e3nn's old name of irrep_normalization.
-        compile_left_right, compile_right: without effect, both calls always exist.
-        layout, backend: see `torchweft.o3`; numba serves channelwise modes only.
+        compile_left_right: without effect: a call and `right` always exist.
+        compile_right: without effect.
+        layout: see `torchweft.o3`.
+        backend: see `torchweft.o3`; numba computes channelwise modes only.
+
+    Attributes:
+        instructions: a list of `Instruction`, with factors in place of path weights.
+        weight_numel: numbers in the flat weight of one row.
+        weight: the parameter (weight_numel,) if the module owns it.
+        output_mask: (D_out,), 1 where an instruction reaches the output, else 0.
 
     Raises:
-        WeftError: instructions that do not fit the irreps, with the reason.
+        WeftError: instructions that do not fit the irreps; the text says which and why.
 
-    Attributes as e3nn's: irreps_in1, irreps_in2, irreps_out, instructions (with factors in place
-    of path weights), weight_numel, weight, output_mask.  Factors and 3j symbols are float64 on the
-    host, whatever the dtype of the module.
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight|, K terms per number, u the
+    unit round-off of the dtype; 2⁻⁵³ for float64; where torch.backends.cuda.matmul allows TF32,
+    modes that mix copies 2⁻¹⁰ of the sum more.  Differentiable to any order; the same bits at every
+    call.
+
+    Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel that reads x, y and the weight and
+    writes z once; uvw, uuw and u<vw add one matrix product for each item of the output.  3j symbols
+    and factors are float64 on the host, whatever the dtype of the module.
+
+    Source: names, normalisations and the order of weights are e3nn's,
+    https://github.com/e3nn/e3nn; its checkpoints load.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> product = o3.TensorProduct("8x0e+8x1o", "1x1o", "8x1o", [(0, 0, 0, "uvu", True)])
+        >>> product.weight_numel
+        8
+        >>> product(torch.randn(10, 32), torch.randn(10, 3)).shape
+        torch.Size([10, 24])
     """
 
     def forward(
@@ -104,7 +137,15 @@ class TensorProduct(InstructedModule):
         return self.recipe(x, y, flat).view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
-        """(…, D1, D_out): the matrix b with z = x @ b, for y (…, D2) and weights as in a call."""
+        """b with z = x @ b: the product with x left open.
+
+        Args:
+            y: (…, D2).
+            weight: as in a call.
+
+        Returns:
+            (…, D1, D_out) in y's dtype.
+        """
         flat = self.checked_weight(weight)
         if flat is not None and not self.shared_weights:
             flat = flat.unsqueeze(-2)
@@ -124,15 +165,29 @@ Given = tuple[int, int, int, str, bool, float]
 
 
 class FullyConnectedTensorProduct(TensorProduct):
-    """z_w = Σ_uv weight_uvw x_u ⊗ y_v over every pair of items that couples to z's.
+    """z_w = Σ_uv weight_uvw x_u ⊗ y_v over every pair of items that couples to an item of z.
 
     Args:
-        irreps_in1: of x.
-        irreps_in2: of y.
-        irreps_out: of z.
+        irreps_in1: irreps of x (…, D1).
+        irreps_in2: irreps of y (…, D2).
+        irreps_out: irreps of z (…, D_out).
         irrep_normalization: see TensorProduct.
         path_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
+
+    Raises:
+        WeftError: irreps or options that do not fit.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uvw".
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> product = o3.FullyConnectedTensorProduct("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o")
+        >>> product
+        FullyConnectedTensorProduct(8x0e+8x1o x 1x0e+1x1o -> 8x0e+8x1o | 256 paths | 256 weights)
+        >>> product(torch.randn(10, 32), torch.randn(10, 4)).shape
+        torch.Size([10, 32])
     """
 
     def __init__(
@@ -142,7 +197,7 @@ class FullyConnectedTensorProduct(TensorProduct):
         irreps_out: IrrepsLike,
         irrep_normalization: str | None = None,
         path_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[MixingOptions],
     ) -> None:
         first, second, out = Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out)
         instructions = [
@@ -152,24 +207,36 @@ class FullyConnectedTensorProduct(TensorProduct):
             for k, c in enumerate(out)
             if c.ir in a.ir * b.ir
         ]
-        options |= {"path_normalization": path_normalization}
         super().__init__(
-            first, second, out, instructions, irrep_normalization=irrep_normalization, **options
+            first,
+            second,
+            out,
+            instructions,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+            **options,
         )
 
 
 class ElementwiseTensorProduct(TensorProduct):
-    """z_u = x_u ⊗ y_u, without weights; the output has all irreps that the pairs couple to.
+    """z_u = x_u ⊗ y_u, without weights; the output has every irrep that the pairs couple to.
 
     Args:
-        irreps_in1: of x, simplified.
-        irreps_in2: of y, simplified; as many irreps, copies counted.
-        filter_ir_out: keep only these irreps of the output.
+        irreps_in1: irreps of x, which are simplified.
+        irreps_in2: irreps of y, which are simplified; as many irreps, copies counted.
+        filter_ir_out: keep only these irreps of the output; None: all.
         irrep_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
 
     Raises:
         ShapeError: x and y have different numbers of irreps.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uuu".
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.ElementwiseTensorProduct("2x1o", "2x1o", ["0e", "1e"]).irreps_out
+        2x0e+2x1e
     """
 
     def __init__(
@@ -178,7 +245,7 @@ class ElementwiseTensorProduct(TensorProduct):
         irreps_in2: IrrepsLike,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         pairs = list(paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
         keep = kept_irreps(filter_ir_out)
@@ -196,14 +263,24 @@ class ElementwiseTensorProduct(TensorProduct):
 
 
 class FullTensorProduct(TensorProduct):
-    """z_uv = x_u ⊗ y_v, without weights; the output has all irreps, sorted.
+    """z_uv = x_u ⊗ y_v, without weights; the output has every irrep, sorted.
 
     Args:
-        irreps_in1: of x, simplified.
-        irreps_in2: of y, simplified.
-        filter_ir_out: keep only these irreps of the output.
+        irreps_in1: irreps of x, which are simplified.
+        irreps_in2: irreps of y, which are simplified.
+        filter_ir_out: keep only these irreps of the output; None: all.
         irrep_normalization: see TensorProduct.
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
+
+    Raises:
+        WeftError: irreps or options that do not fit.
+
+    Error, cost, source and attributes: see TensorProduct, with the mode "uvuv".
+
+    Example:
+        >>> from torchweft import o3
+        >>> o3.FullTensorProduct("2x0e+1o", "1o").irreps_out
+        1x0e+2x1o+1x1e+1x2e
     """
 
     def __init__(
@@ -212,7 +289,7 @@ class FullTensorProduct(TensorProduct):
         irreps_in2: IrrepsLike,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         first, second = Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()
         keep = kept_irreps(filter_ir_out)
@@ -231,20 +308,31 @@ class FullTensorProduct(TensorProduct):
 
 
 class TensorSquare(TensorProduct):
-    """z = x ⊗ x by its irreps: all of them without weights, or mixed into irreps_out with weights.
+    """z = x ⊗ x, decomposed into irreps: all of them without weights, or irreps_out with weights.
 
-    Of a copy with itself the odd degrees vanish; of two copies u < v each is taken once.  Factors
-    make the output of normal x have the variance 1 ("component"), or the norm 1 ("norm").
+    Of the product of a copy with itself the odd degrees vanish; of two copies u < v each pair is
+    taken once.  For normal x the output has the variance 1 ("component"), or the norm 1 ("norm").
 
     Args:
-        irreps_in: of x, simplified.
-        irreps_out: of z, simplified; None: all irreps, sorted, without weights.
-        filter_ir_out: without irreps_out, keep only these irreps.
+        irreps_in: irreps of x (…, D), which are simplified.
+        irreps_out: irreps of z, which are simplified; None: all irreps, sorted, without weights.
+        filter_ir_out: without irreps_out, keep only these irreps; None: all.
         irrep_normalization: "component" (None), "norm" or "none".
-        **options: further ones of TensorProduct.
+        **options: further arguments of TensorProduct, by name.
 
     Raises:
         ShapeError: both irreps_out and filter_ir_out are given.
+
+    Error, cost, source and attributes: see TensorProduct.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> square = o3.TensorSquare("1x1o")
+        >>> square.irreps_out
+        1x0e+1x2e
+        >>> square(torch.randn(10, 3)).shape
+        torch.Size([10, 6])
     """
 
     def __init__(
@@ -253,7 +341,7 @@ class TensorSquare(TensorProduct):
         irreps_out: IrrepsLike | None = None,
         filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
-        **options: Any,
+        **options: Unpack[ProductOptions],
     ) -> None:
         irreps = Irreps(irreps_in).simplify()
         normalization = checked_choice(
@@ -266,8 +354,8 @@ class TensorSquare(TensorProduct):
             instructions = list(_mixed_squares(irreps, out, normalization))
         else:
             raise ShapeError(
-                "irreps_out and filter_ir_out are both given: the first says what the output is, "
-                "the second chooses from all there is. Pass one of both."
+                "irreps_out and filter_ir_out are both given: the first is the output, the second "
+                "chooses from all irreps of the product. Pass only one."
             )
         super().__init__(irreps, irreps, out, instructions, irrep_normalization="none", **options)
         self.irreps_in = irreps
@@ -278,7 +366,15 @@ class TensorSquare(TensorProduct):
     def forward(  # type: ignore[override]  # one factor
         self, x: Tensor, weight: Tensor | Sequence[Tensor] | None = None
     ) -> Tensor:
-        """(…, D_out) of x (…, D) and weights as in TensorProduct."""
+        """The square of x.
+
+        Args:
+            x: (…, D).
+            weight: see TensorProduct.
+
+        Returns:
+            (…, D_out) in the inputs' dtype.
+        """
         return super().forward(x, x, weight)
 
 
@@ -364,30 +460,60 @@ def _own_size(ir: Irrep, out: Irrep, normalization: str) -> float:
 
 
 class TensorProductConv(InstructedModule):
-    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]), tp the TensorProduct of the same.
+    """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]), tp a TensorProduct.
 
     Args:
-        *given: the arguments of TensorProduct: irreps_in1 of x, the features of the nodes,
-            irreps_in2 of y, the features of the edges (usually spherical harmonics of their
-            directions), irreps_out of the result, instructions and so on.
-        precision: of float32 products with radial_weight, on tensor cores: "tf32x3", as exact as
-            float32, or "tf32" (mantissas of 10 bits).
-        **options: the arguments of TensorProduct by name.  Each edge has weights of its own unless
-            shared_weights or internal_weights is True.
+        irreps_in1: irreps of x (rows, D1), the features of the nodes.
+        irreps_in2: irreps of y (E, D2), the features of the edges, such as the spherical harmonics
+            of their directions.
+        irreps_out: irreps of the result (num_nodes, D_out).
+        instructions: see TensorProduct.
+        precision: of float32 products with radial_weight on tensor cores: "tf32x3", as exact as
+            float32, or "tf32", with factors rounded to 11 significant bits.
+        **options: further arguments of TensorProduct, by name.  Each edge has weights of its own
+            unless shared_weights or internal_weights is True.
 
-    Channelwise modes (uvu, uvv, uuu, uvuv) are one kernel: no message is stored.  uvw and uuw
-    store what they mix: for each node if weights are shared, else for each edge.
+    Raises:
+        WeftError: instructions that do not fit the irreps, or another precision.
+
+    Error: that of TensorProduct, K terms per number counted over the edges of a node.  The order of
+    the sum is fixed: the same bits at every call, without atomics.  Differentiable to any order.
+
+    Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel, and no message is stored; uvw and
+    uuw store what they mix: for each node if weights are shared, else for each edge.
+
+    Source: e3nn's TensorProduct between a gather and a scatter,
+    https://github.com/e3nn/e3nn; the fusion is docs/families/o3.md, "On a graph".
+
+    Example:
+        >>> import torch
+        >>> from torchweft import o3
+        >>> paths = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)]
+        >>> conv = o3.TensorProductConv("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o", paths)
+        >>> src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0])
+        >>> x, y, weight = torch.randn(3, 32), torch.randn(3, 4), torch.randn(3, conv.weight_numel)
+        >>> conv(x, y, weight, src, dst).shape
+        torch.Size([3, 32])
     """
 
     shares = False
 
-    def __init__(self, *given: Any, precision: str = "tf32x3", **options: Any) -> None:
+    def __init__(
+        self,
+        irreps_in1: IrrepsLike,
+        irreps_in2: IrrepsLike,
+        irreps_out: IrrepsLike,
+        instructions: Iterable[Sequence[Any]],
+        *,
+        precision: str = "tf32x3",
+        **options: Unpack[ConvolutionOptions],
+    ) -> None:
         if precision not in RADIAL_PRECISIONS:
             raise DTypeError(
                 f"precision is {precision!r}: it must be one of {', '.join(RADIAL_PRECISIONS)}. "
                 'Leave it out for "tf32x3", which is as exact as float32.'
             )
-        super().__init__(*given, **options)
+        super().__init__(irreps_in1, irreps_in2, irreps_out, instructions, **options)
         self.precision = precision
 
     def forward(
@@ -402,25 +528,31 @@ class TensorProductConv(InstructedModule):
         radial: Tensor | None = None,
         radial_weight: Tensor | None = None,
     ) -> Tensor:
-        """The convolution; `conv(x, y, weight, src, dst)` or `conv(x, y, weight, graph)`.
+        """The sum over edges: `conv(x, y, weight, src, dst)` or `conv(x, y, weight, graph)`.
 
         Args:
             x: (rows, D1), row src[e] for edge e.
             y: (E, D2).
             weight: (E, weight_numel), or (weight_numel,) with shared_weights; None: the module's,
                 or radial @ radial_weight.
-            src: (E,) rows of x, or a Graph in place of src, dst and num_nodes.
-            dst: (E,) rows of the result; unsorted, repeated and missing ones are welcome.
-            num_nodes: rows of the result; None: as many as x has.
+            src: (E,) int64 or int32, rows of x; or a Graph in place of src, dst and num_nodes.
+            dst: (E,) int64 or int32, rows of the result, in any order; rows may repeat or be
+                missing.
+            num_nodes: number of rows of the result; None: as many as x has.
             radial: (E, H), in place of weight: weight = radial @ radial_weight.
             radial_weight: (H, weight_numel).
 
         Returns:
             (num_nodes, D_out) in the inputs' dtype, the same bits at every call.
 
+        Raises:
+            ShapeError: a tensor that does not fit the irreps, the edges or the weights.
+            DTypeError: src or dst is missing, or dtypes that do not fit each other.
+
         Note:
-            radial @ radial_weight is not stored where all modes are channelwise: of at most a block
-            of edges are the weights in memory, in gradients too.  With other modes it is formed.
+            Where all modes are channelwise, radial @ radial_weight is not stored: at most the
+            weights of one block of edges are in memory, in gradients too.  With other modes it is
+            stored.
         """
         if not isinstance(src, Graph):
             check_rows("x", x, self.irreps_in1, self)

@@ -10,7 +10,7 @@ Names and conventions follow pykeops.torch.cluster.  Arrays of NumPy give arrays
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -37,6 +37,7 @@ Ranges = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+X = TypeVar("X", bound=Tensor | tuple[Tensor, ...] | list[Tensor])
 
 
 def _takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
@@ -76,6 +77,14 @@ def grid_cluster(x: Tensor, size: float | Tensor, origin: float | Tensor | None 
     Raises:
         ShapeError: x is no matrix, size neither a positive number nor (D,) of them, or origin
             neither a number nor (D,).
+
+    Cost: a sort of M numbers for each coordinate.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import grid_cluster
+        >>> grid_cluster(torch.tensor([[0.2], [7.0], [0.9]]), 1.0).tolist()
+        [0, 1, 0]
     """
     check_tensors(x=x)
     if x.ndim != 2:
@@ -103,7 +112,7 @@ def grid_cluster(x: Tensor, size: float | Tensor, origin: float | Tensor | None 
 
 
 @_takes_arrays
-def sort_clusters(x: Any, lab: Tensor) -> tuple[Any, Tensor]:
+def sort_clusters(x: X, lab: Tensor) -> tuple[X, Tensor]:
     """Points and labels in the order of the labels; points of one cluster keep their order.
 
     Args:
@@ -115,8 +124,15 @@ def sort_clusters(x: Any, lab: Tensor) -> tuple[Any, Tensor]:
 
     Raises:
         ShapeError: there are not as many labels as points.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import sort_clusters
+        >>> x, labels = sort_clusters(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1, 0, 1]))
+        >>> x.tolist(), labels.tolist()
+        ([1.0, 3.0, 2.0], [0, 1, 1])
     """
-    parts = x if isinstance(x, tuple | list) else [x]
+    parts: Sequence[Any] = x if isinstance(x, tuple | list) else [x]
     for part in parts:
         check_tensors(x=part)
     check_tensors(lab=lab)
@@ -128,7 +144,8 @@ def sort_clusters(x: Any, lab: Tensor) -> tuple[Any, Tensor]:
                 "Pass the labels of these very points."
             )
     found = [part.index_select(0, perm) for part in parts]
-    return type(x)(found) if isinstance(x, tuple | list) else found[0], labels
+    ordered: Any = type(x)(found) if isinstance(x, tuple | list) else found[0]
+    return ordered, labels
 
 
 @_takes_arrays
@@ -141,6 +158,16 @@ def cluster_ranges(lab: Tensor, Nlab: Tensor | None = None) -> Tensor:  # noqa: 
 
     Returns:
         (C, 2) int64.
+
+    Raises:
+        DTypeError: labels that are not integers.
+        IndexRangeError: a negative label.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import cluster_ranges
+        >>> cluster_ranges(torch.tensor([1, 0, 1])).tolist()
+        [[0, 1], [1, 3]]
     """
     counts = _counts(lab) if Nlab is None else Nlab.to(torch.int64)
     ends = counts.cumsum(0)
@@ -168,6 +195,17 @@ def cluster_centroids(
 
     Returns:
         (C, D) in the dtype of x; NaN for an unused label, which has no centre.
+
+    Raises:
+        ShapeError: x is no matrix, or there are not as many labels as points.
+        DTypeError: labels that are not integers.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import cluster_centroids
+        >>> x, labels = torch.tensor([[3.0], [1.0], [5.0]]), torch.tensor([1, 0, 1])
+        >>> cluster_centroids(x, labels).tolist()
+        [[1.0], [4.0]]
     """
     _check_points(x, lab)
     counts = _counts(lab) if Nlab is None else Nlab.to(torch.int64)
@@ -193,6 +231,18 @@ def cluster_ranges_centroids(
     Returns:
         (C, 2) int64, (C, D) in the dtype of x, and (C,) total weights, which are numbers of points
         if no weights are given.
+
+    Raises:
+        ShapeError: x is no matrix, or there are not as many labels as points.
+        DTypeError: labels that are not integers.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import cluster_ranges_centroids
+        >>> x, labels = torch.tensor([[3.0], [1.0], [5.0]]), torch.tensor([1, 0, 1])
+        >>> ranges, centroids, weights = cluster_ranges_centroids(x, labels)
+        >>> ranges.tolist(), centroids.tolist(), weights.tolist()
+        ([[0, 1], [1, 3]], [[1.0], [4.0]], [1.0, 2.0])
     """
     _check_points(x, lab)
     counts = _counts(lab)
@@ -223,6 +273,14 @@ def from_matrix(ranges_i: Tensor, ranges_j: Tensor, keep: Tensor) -> Ranges:
 
     Raises:
         ShapeError: keep is not (Ci, Cj), or ranges are not (C, 2).
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import from_matrix
+        >>> blocks = torch.tensor([[0, 2], [2, 5]])
+        >>> _, slices, intervals, *_ = from_matrix(blocks, blocks, torch.eye(2) > 0)
+        >>> slices.tolist(), intervals.tolist()
+        ([1, 2], [[0, 2], [2, 5]])
     """
     check_tensors(ranges_i=ranges_i, ranges_j=ranges_j, keep=keep)
     for name, ranges in (("ranges_i", ranges_i), ("ranges_j", ranges_j)):
@@ -242,7 +300,21 @@ def from_matrix(ranges_i: Tensor, ranges_j: Tensor, keep: Tensor) -> Ranges:
 
 
 def swap_axes(ranges: Ranges | None) -> Ranges | None:
-    """The ranges of the transposed matrix: i and j change places; None stays None."""
+    """The ranges of the transposed matrix: i and j change places.
+
+    Args:
+        ranges: the 6-tuple of `from_matrix`, or None.
+
+    Returns:
+        The 6-tuple with its halves exchanged; None for None.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions.cluster import from_matrix, swap_axes
+        >>> rows, columns = torch.tensor([[0, 2]]), torch.tensor([[0, 7]])
+        >>> swap_axes(from_matrix(rows, columns, torch.ones(1, 1)))[0].tolist()
+        [[0, 7]]
+    """
     return None if ranges is None else (*ranges[3:], *ranges[:3])
 
 

@@ -44,6 +44,21 @@ class BlockSparsity:
         ranges: the 6-tuple of `from_matrix`, of any integer dtype; the mask holds copies.
         batch: None: one mask, which all entries of a batch share.  (B, M, N): a mask for each of B
             entries; b has the rows b·M ≤ i < (b + 1)·M and the columns b·N ≤ j < (b + 1)·N.
+
+    Raises:
+        ShapeError: not six arrays of the shapes that `from_matrix` gives.
+        DTypeError: arrays that are not integers.
+
+    Cost: a reduction with a mask computes the pairs of the mask alone.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import BlockSparsity, LazyTensor
+        >>> x = torch.arange(4.0)[:, None]
+        >>> K = LazyTensor(x[:, None]) * 0 + LazyTensor(x[None])
+        >>> K.ranges = BlockSparsity.bands(4, 4, width=1)  # |i − j| ≤ 1
+        >>> K.sum(1).flatten().tolist()
+        [1.0, 3.0, 6.0, 5.0]
     """
 
     ranges: Ranges
@@ -63,7 +78,16 @@ class BlockSparsity:
 
     @classmethod
     def from_matrix(cls, ranges_i: Tensor, ranges_j: Tensor, keep: Tensor) -> BlockSparsity:
-        """Blocks ranges_i (Ci, 2) × ranges_j (Cj, 2) where keep (Ci, Cj) is true."""
+        """The blocks where `keep` is true.
+
+        Args:
+            ranges_i: (Ci, 2) integers, [start, end) of each block of rows.
+            ranges_j: (Cj, 2) integers, of each block of columns.
+            keep: (Ci, Cj) booleans.
+
+        Returns:
+            The mask.
+        """
         return cls(from_matrix(ranges_i, ranges_j, keep))
 
     @classmethod
@@ -74,6 +98,12 @@ class BlockSparsity:
             labels_i: (M,) labels, ascending.
             labels_j: (N,) labels, ascending.
             keep: (Ci, Cj) booleans.
+
+        Returns:
+            The mask of M × N pairs.
+
+        Raises:
+            ShapeError: labels that are not ascending.
         """
         ranges_i = _ranges_of("labels_i", labels_i, keep.shape[0])
         ranges_j = _ranges_of("labels_j", labels_j, keep.shape[1])
@@ -93,6 +123,12 @@ class BlockSparsity:
             y: (N, D) points.
             labels_y: (N,) their clusters, ascending.
             radius: largest distance that must be seen.
+
+        Returns:
+            The mask of M × N pairs.
+
+        Raises:
+            ShapeError: labels that are not ascending.
         """
         ranges_x, ranges_y = _ranges_of("labels_x", labels_x), _ranges_of("labels_y", labels_y)
         boxes_x, boxes_y = _boxes(x, ranges_x), _boxes(y, ranges_y)
@@ -106,7 +142,18 @@ class BlockSparsity:
 
     @classmethod
     def from_batch(cls, batch_x: Tensor, batch_y: Tensor) -> BlockSparsity:
-        """Pairs of one sample: batch_x[i] = batch_y[j], each (M,) or (N,) ascending integers."""
+        """Pairs of one sample: batch_x[i] = batch_y[j].
+
+        Args:
+            batch_x: (M,) integers, ascending: the sample of each row.
+            batch_y: (N,) integers, ascending: the sample of each column.
+
+        Returns:
+            The mask of M × N pairs.
+
+        Raises:
+            ShapeError: integers that are not ascending.
+        """
         count = max((int(b[-1]) + 1 for b in (batch_x, batch_y) if len(b)), default=0)
         rows = _ranges_of("batch_x", batch_x, count)
         columns = _ranges_of("batch_y", batch_y, count)
@@ -114,7 +161,18 @@ class BlockSparsity:
 
     @classmethod
     def from_ptr(cls, ptr_x: Tensor, ptr_y: Tensor) -> BlockSparsity:
-        """Pairs of one sample: sample b holds ptr[b] ≤ i < ptr[b + 1], of x and of y; (B + 1,)."""
+        """Pairs of one sample: sample b holds ptr[b] ≤ i < ptr[b + 1], of x and of y.
+
+        Args:
+            ptr_x: (B + 1,) integers, bounds of the samples among the rows.
+            ptr_y: (B + 1,) integers, among the columns.
+
+        Returns:
+            The mask of ptr_x[B] × ptr_y[B] pairs.
+
+        Raises:
+            ShapeError: bounds of different lengths.
+        """
         if ptr_x.shape != ptr_y.shape or ptr_x.ndim != 1:
             raise ShapeError(
                 f"ptr_x is {tuple(ptr_x.shape)} but ptr_y is {tuple(ptr_y.shape)}: both hold the "
@@ -130,6 +188,16 @@ class BlockSparsity:
         """|i − j| ≤ width, in blocks of `block` rows and columns; exact where block is 1.
 
         Blocks are kept whole, so larger ones hold more than the band, never less.
+
+        Args:
+            rows: M, the number of rows.
+            columns: N, the number of columns.
+            width: largest |i − j|.
+            block: rows and columns of a block.
+            device: where the mask stands; None is the default device.
+
+        Returns:
+            The mask of M × N pairs.
         """
 
         def half(size: int, others: int) -> Half:
@@ -147,6 +215,15 @@ class BlockSparsity:
 
         Larger blocks are kept whole: those on the diagonal hold pairs j > i, which the formula
         must leave out.
+
+        Args:
+            rows: M, the number of rows.
+            columns: N, the number of columns.
+            block: rows and columns of a block.
+            device: where the mask stands; None is the default device.
+
+        Returns:
+            The mask of M × N pairs.
         """
         starts, ends = _steps(rows, block, device)
         past = _whole(starts, ends, torch.zeros_like(starts), ends, columns, block)
@@ -156,7 +233,19 @@ class BlockSparsity:
 
     @classmethod
     def stack(cls, entries: Sequence[BlockSparsity], rows: int, columns: int) -> BlockSparsity:
-        """A mask of its own for each entry of a batch of rows × columns pairs."""
+        """A mask of its own for each entry of a batch.
+
+        Args:
+            entries: the masks.
+            rows: M, the number of rows of each entry.
+            columns: N, the number of columns of each entry.
+
+        Returns:
+            The mask of len(entries) × M × N pairs.
+
+        Raises:
+            IndexRangeError: bounds of a mask outside M and N.
+        """
         for entry in entries:
             entry.check(rows, columns)
         first = _stacked([e.ranges[:3] for e in entries], rows, columns)
@@ -164,16 +253,16 @@ class BlockSparsity:
         return cls((*first, *second), (len(entries), rows, columns))
 
     def t(self) -> BlockSparsity:
-        """The transposed mask."""
+        """The transposed mask: i and j change places."""
         batch = self.batch and (self.batch[0], self.batch[2], self.batch[1])
         return BlockSparsity((*self.ranges[3:], *self.ranges[:3]), batch)
 
     def to(self, device: torch.device | str) -> BlockSparsity:
-        """The same on another device."""
+        """The same mask on another device."""
         return BlockSparsity(_each(self.ranges, lambda t: t.to(device)), self.batch)
 
     def num_pairs(self) -> int:
-        """Pairs (i, j) that a reduction sees."""
+        """The number of pairs (i, j) that a reduction computes; waits for a GPU."""
         return pairs_of(blocks_of(self, axis=1))
 
     def check(self, rows: int, columns: int) -> None:

@@ -50,6 +50,16 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
 
     Cost: D ≤ 3: about 14 k pairs a query where points are spread evenly, and on a CPU with numba
     log N + k boxes wherever they are; else all M · N pairs.
+
+    Raises:
+        ShapeError: x and y are not (points, D) of one D, or k is below 1.
+        DTypeError: x and y are not of one floating dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import nearest
+        >>> nearest(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0], [8.0]]), 2).tolist()
+        [[0, 1], [2, 1]]
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or k < 1:
         raise ShapeError(

@@ -4,7 +4,7 @@ A row holds everything that the package knows of an operation: formula strings, 
 path, the numba loops and Triton kernels that are printed, derivatives, simplification and texts
 read this table.  A scalar function that expressions do not have yet also needs a row of
 `core.expressions.expr.FUNCTIONS`, of `lowering.FORMATS` and, for numba, of `engine.numba_path`; a
-method of `LazyTensor` is written in `lazy_methods`.
+method of `LazyTensor` is written in `lazy.operations`.
 
 At the singular points 0 of sqrt and rsqrt the derivatives are 0, and rsqrt(0) = 0, so that the
 gradients of norms and distances of coincident points are finite; those of atan2 at (0, 0) and of

@@ -138,6 +138,16 @@ def source(
         k: number of smallest values.
         wide: for float64.
         ranged: over lists of intervals.
+
+    Returns:
+        The source of the Triton kernel.
+
+    Example:
+        >>> from torchweft.reductions import source
+        >>> from torchweft.reductions.formula.node import node, var
+        >>> text = source("sums", node("sqdist", var(0, 3, 0), var(1, 3, 1)))
+        >>> "tl.load" in text
+        True
     """
     weight = None if kind != "shifted" else const(1) if w is None else w
     job = KernelSpec(kind, f, weight, 0, 0, ranged=ranged, partial=ranged, wide=wide, kept=k)

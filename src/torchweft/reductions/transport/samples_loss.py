@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -126,6 +126,11 @@ class SamplesLoss(nn.Module):
                 f"{other}. Pass {other}=, or another loss."
             )
         return Settings(*(getattr(self, name) for name in Settings._fields)).checked()
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Tensor) -> Tensor:
+            """The loss of `forward`; a pair is unpacked as a tensor is."""
 
     @together
     def forward(self, *args: Tensor) -> Tensor | tuple[Tensor, Tensor]:

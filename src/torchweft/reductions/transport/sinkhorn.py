@@ -57,6 +57,20 @@ def sinkhorn_divergence(
 ) -> Tensor:
     """OT_ε(a, x, b, y) − ½ OT_ε(a, x, a, x) − ½ OT_ε(b, y, b, y), (*batch); see `SamplesLoss`.
 
+    Args:
+        a: (*batch, M) weights of x, 0 or more.
+        x: (*batch, M, D) points.
+        b: (*batch, N) weights of y, 0 or more, whose sum is that of a.
+        y: (*batch, N, D) points, in the dtype of x.
+        p: exponent of the cost |x − y|^p / p, 1 or 2.
+        blur: the length below which details do not count; the temperature is ε = blur^p.
+        scaling: what lengths shrink by from a step to the next, between 0 and 1.
+        debias: whether the last two terms are taken off.
+        backend: "online", "tensorized", "multiscale" or "auto".
+
+    Returns:
+        (*batch) in the dtype of x; differentiable once in all arguments.
+
     Cost: about 4 log(diameter / blur) / log(1 / scaling) reductions over all pairs, or those of
     the clusters that meet.
 
@@ -65,6 +79,14 @@ def sinkhorn_divergence(
             points are not finite.  Weights and points are looked at on a GPU too, with the
             diameter, which the call waits for in any case.
         DTypeError: the points are not of one floating dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import sinkhorn_divergence
+        >>> x, weights = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5])
+        >>> y = x + torch.tensor([0.3, 0.4])
+        >>> round(float(sinkhorn_divergence(weights, x, weights, y, blur=0.01)), 3)
+        0.125
     """
     given = Settings(p=p, blur=blur, scaling=scaling, debias=debias, backend=backend)
     return divergence(a, x, b, y, given.checked())

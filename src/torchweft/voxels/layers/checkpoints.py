@@ -51,16 +51,30 @@ SPCONV_VERSIONS = (1, 2)
 def from_spconv(
     state: Mapping[str, Tensor], model: nn.Module, *, version: int | None = None
 ) -> StateDict:
-    """spconv's state for a model of the same layers.
+    """Converts the state of a spconv network for a model of the same layers.
 
     Args:
-        state: weights (C_out, k…, C_in) of spconv 2, or (k…, C_in, C_out) of spconv 1.
-        model: whose modules have the names of the state's.
-        version: 1 or 2; None is the one that fits every weight.
+        state: spconv's state dict, with weights (C_out, k…, C_in) of spconv 2, or (k…, C_in, C_out)
+            of spconv 1.
+        model: torchweft's model, whose modules have the names of the state's.
+        version: 1 or 2; None: the one that fits every weight.
+
+    Returns:
+        A state dict, which `model.load_state_dict` loads strictly.
 
     Raises:
         ShapeError: weights that do not fit their layer; weights that all fit both versions, such as
             (3, 3, 3) of one axis.
+
+    Source: https://github.com/traveller59/spconv.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> model = voxels.SparseSequential(voxels.SubMConv3d(4, 16, 3, bias=False))
+        >>> state = {"0.weight": torch.randn(16, 3, 3, 3, 4)}
+        >>> model.load_state_dict(voxels.from_spconv(state, model))
+        <All keys matched successfully>
     """
     _check_given(state, model)
     if version not in (None, *SPCONV_VERSIONS):
@@ -99,14 +113,32 @@ def _fits_spconv(name: str, tensor: Tensor, layer: SparseConvolution, version: i
 
 
 def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
-    """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one position.
+    """Converts the state of a torchsparse network for a model of the same layers.
 
-    Its transposed layers are SparseInverseConv here, its strided ones have outputs="floor".  With
-    `downsample_mode="spconv"`, its default, layers of a stride that is neither 1 nor the kernel's
-    size are SparseConv without it.
+    torchsparse's transposed layers are SparseInverseConv here, its strided ones have
+    outputs="floor".  With `downsample_mode="spconv"`, its default, layers of a stride that is
+    neither 1 nor the kernel's size are SparseConv without it.
+
+    Args:
+        state: torchsparse's state dict, with `kernel` (K, C_in, C_out), or (C_in, C_out) of one
+            position.
+        model: torchweft's model, whose modules have the names of the state's.
+
+    Returns:
+        A state dict, which `model.load_state_dict` loads strictly.
 
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
+
+    Source: https://github.com/mit-han-lab/torchsparse.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> model = voxels.SparseSequential(voxels.SubMConv3d(4, 16, 3, bias=False))
+        >>> state = {"0.kernel": torch.randn(27, 4, 16)}
+        >>> model.load_state_dict(voxels.from_torchsparse(state, model))
+        <All keys matched successfully>
     """
     _check_given(state, model)
     _require_rows(model, "torchsparse", reaches=True)
@@ -114,14 +146,32 @@ def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict
 
 
 def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
-    """MinkowskiEngine's state: `kernel` (K, C_in, C_out) of hypercubes, biases (1, C_out).
+    """Converts the state of a MinkowskiEngine network for a model of the same layers.
 
     Batch norms and linear layers lose their inner name: `norm.bn.weight` is `norm.weight`.
     Strided layers and pools have outputs="floor"; a transposed layer is a SparseInverseConv, or has
     outputs="floor" and is called with the coordinates of the level that it returns to.
 
+    Args:
+        state: MinkowskiEngine's state dict, with `kernel` (K, C_in, C_out) of hypercubes and biases
+            (1, C_out).
+        model: torchweft's model, whose modules have the names of the state's.
+
+    Returns:
+        A state dict, which `model.load_state_dict` loads strictly.
+
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
+
+    Source: https://github.com/NVIDIA/MinkowskiEngine.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> model = voxels.SparseSequential(voxels.SubMConv3d(4, 16, 3, bias=False))
+        >>> state = {"0.kernel": torch.randn(27, 4, 16)}
+        >>> model.load_state_dict(voxels.from_minkowski(state, model))
+        <All keys matched successfully>
     """
     _check_given(state, model)
     _require_rows(model, "MinkowskiEngine", reaches=False)

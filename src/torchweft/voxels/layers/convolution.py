@@ -58,7 +58,21 @@ __all__ = [
 
 
 class SparseModule(nn.Module):
-    """A module that takes a SparseTensor; in SparseSequential any other module acts on feats."""
+    """A base class of modules that take a SparseTensor.
+
+    In SparseSequential, modules that do not derive from it are applied to the features.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> class Twice(voxels.SparseModule):
+        ...     def forward(self, tensor):
+        ...         self.check(tensor)
+        ...         return tensor.replace(2 * tensor.F)
+        >>> x = voxels.SparseTensor(torch.ones(1, 1), torch.tensor([[0, 4]]))
+        >>> Twice()(x).F
+        tensor([[2.]])
+    """
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
         """Raise unless the argument is a SparseTensor, with these channels if given.
@@ -92,9 +106,7 @@ class SparseModule(nn.Module):
 
 
 class SparseConvolution(SparseModule):
-    """The base class of convolutions; see the formulas above.
-
-    Parameters are initialised as in torch: U(−1/√f, 1/√f), f = K C_in / groups.
+    """The base class of convolutions, z[o] = bias + Σ_k x[in(o, k)] @ weight[k].
 
     Args:
         in_channels: C_in.
@@ -102,17 +114,30 @@ class SparseConvolution(SparseModule):
         kernel_size: one number for all axes, or one for each; any sizes, also even ones.
         stride: of outputs over inputs; transposed: of inputs over outputs.
         padding: as in torch.
-        dilation: distance of neighbouring kernel positions.
+        dilation: the distance of neighbouring kernel positions.
         groups: number of groups of channels that do not mix.
         bias: whether there is a bias.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
         outputs: "floor" puts them at ⌊c / stride⌋ of every input voxel c; see `sparse_conv`.
-        precision: of float32 products: "ieee", "tf32" or "tf32x3".
-        backend: "triton", "torch", or None for the fastest one available.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        bias: the parameter (C_out,), or None.
 
     Raises:
         ShapeError, DTypeError: arguments that do not define a layer.
         BackendError: at a call, a backend that is not available for it.
+
+    Parameters are initialised as in torch: U(−1/√f, 1/√f), f = K C_in / groups.  Error, cost and
+    source: see `sparse_conv`.  `SubMConv3d`, `SparseConv3d`, `SparseConvTranspose3d`,
+    `SparseInverseConv3d` and those of 1, 2 and 4 dimensions derive from it.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> isinstance(voxels.SubMConv3d(4, 16, 3), voxels.SparseConvolution)
+        True
     """
 
     dim: int
@@ -190,7 +215,7 @@ class SparseConvolution(SparseModule):
         residual: SparseTensor | None = None,
         activation: str | None = None,
     ) -> SparseTensor:
-        """act(norm(out) + residual) on the output's voxels, with C_out channels.
+        """act(norm(z) + residual) on the output's voxels, with C_out channels.
 
         Without gradients, as in inference, all of it is part of the convolution's own pass: a norm
         in evaluation, and in a submanifold layer a residual.  Else the norm, residual and
@@ -203,6 +228,13 @@ class SparseConvolution(SparseModule):
             norm: a SparseBatchNorm or torch.nn.BatchNorm1d of C_out channels.
             residual: on the output's voxels, of C_out channels.
             activation: "relu", "silu" or "gelu".
+
+        Returns:
+            The output's voxels with (N_out, C_out) features in the tensor's dtype.
+
+        Raises:
+            DTypeError: an argument that is no SparseTensor, or another norm.
+            ShapeError: other channels, axes or voxels.
         """
         if (
             type(tensor) is not SparseTensor
@@ -290,82 +322,310 @@ class SparseConvolution(SparseModule):
 
 
 class SubMConv1d(SparseConvolution):
-    """Submanifold convolution in 1 dimension; see SparseConvolution."""
+    """A submanifold convolution in 1 dimension: the output's voxels are the input's.
+
+    Args: see `SubMConv3d`.
+
+    Raises: see `SubMConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2], [0, 3], [1, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8,))
+        >>> voxels.SubMConv1d(4, 16, kernel_size=3)(x)
+        SparseTensor(3 voxels, 16 channels, d=1, torch.float32, on cpu)
+    """
 
     dim, mode = 1, "submanifold"
 
 
 class SubMConv2d(SparseConvolution):
-    """Submanifold convolution in 2 dimensions; see SparseConvolution."""
+    """A submanifold convolution in 2 dimensions: the output's voxels are the input's.
+
+    Args: see `SubMConv3d`.
+
+    Raises: see `SubMConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2, 2], [0, 2, 3], [1, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8))
+        >>> voxels.SubMConv2d(4, 16, kernel_size=3)(x)
+        SparseTensor(3 voxels, 16 channels, d=2, torch.float32, on cpu)
+    """
 
     dim, mode = 2, "submanifold"
 
 
 class SubMConv3d(SparseConvolution):
-    """Submanifold convolution in 3 dimensions; see SparseConvolution."""
+    """A submanifold convolution in 3 dimensions: the output's voxels are the input's.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
+        stride: 1: a submanifold layer has no other.
+        padding: without effect: the kernel is centred.
+        dilation: the distance of neighbouring kernel positions.
+        groups: number of groups of channels that do not mix.
+        bias: whether there is a bias.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        outputs: "torch": a submanifold layer has no other.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        bias: the parameter (C_out,), or None.
+
+    Raises:
+        ShapeError, DTypeError: arguments that do not define a layer.
+        BackendError: at a call, a backend that is not available for it.
+
+    Error, cost and source: see `sparse_conv`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> voxels.SubMConv3d(4, 16, kernel_size=3)(x)
+        SparseTensor(3 voxels, 16 channels, d=3, torch.float32, on cpu)
+    """
 
     dim, mode = 3, "submanifold"
 
 
 class SubMConv4d(SparseConvolution):
-    """Submanifold convolution in 4 dimensions; see SparseConvolution."""
+    """A submanifold convolution in 4 dimensions: the output's voxels are the input's.
+
+    Args: see `SubMConv3d`.
+
+    Raises: see `SubMConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 1, 2, 2], [0, 1, 1, 2, 3], [1, 0, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8, 8))
+        >>> voxels.SubMConv4d(4, 16, kernel_size=3)(x)
+        SparseTensor(3 voxels, 16 channels, d=4, torch.float32, on cpu)
+    """
 
     dim, mode = 4, "submanifold"
 
 
 class SparseConv1d(SparseConvolution):
-    """Strided convolution in 1 dimension; see SparseConvolution."""
+    """A convolution in 1 dimension that writes every voxel that it reaches.
+
+    Args: see `SparseConv3d`.
+
+    Raises: see `SparseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2], [0, 3], [1, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8,))
+        >>> voxels.SparseConv1d(4, 16, kernel_size=2, stride=2)(x)
+        SparseTensor(2 voxels, 16 channels, d=1, torch.float32, on cpu)
+    """
 
     dim, mode = 1, "strided"
 
 
 class SparseConv2d(SparseConvolution):
-    """Strided convolution in 2 dimensions; see SparseConvolution."""
+    """A convolution in 2 dimensions that writes every voxel that it reaches.
+
+    Args: see `SparseConv3d`.
+
+    Raises: see `SparseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2, 2], [0, 2, 3], [1, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8))
+        >>> voxels.SparseConv2d(4, 16, kernel_size=2, stride=2)(x)
+        SparseTensor(2 voxels, 16 channels, d=2, torch.float32, on cpu)
+    """
 
     dim, mode = 2, "strided"
 
 
 class SparseConv3d(SparseConvolution):
-    """Strided convolution in 3 dimensions; see SparseConvolution."""
+    """A convolution in 3 dimensions that writes every voxel that it reaches.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
+        stride: of outputs over inputs.
+        padding: as in torch.
+        dilation: the distance of neighbouring kernel positions.
+        groups: number of groups of channels that do not mix.
+        bias: whether there is a bias.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        outputs: "floor" puts outputs at ⌊c / stride⌋ of every input voxel c; see `sparse_conv`.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        bias: the parameter (C_out,), or None.
+
+    Raises:
+        ShapeError, DTypeError: arguments that do not define a layer.
+        BackendError: at a call, a backend that is not available for it.
+
+    Error, cost and source: see `sparse_conv`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> voxels.SparseConv3d(4, 16, kernel_size=2, stride=2)(x)
+        SparseTensor(2 voxels, 16 channels, d=3, torch.float32, on cpu)
+    """
 
     dim, mode = 3, "strided"
 
 
 class SparseConv4d(SparseConvolution):
-    """Strided convolution in 4 dimensions; see SparseConvolution."""
+    """A convolution in 4 dimensions that writes every voxel that it reaches.
+
+    Args: see `SparseConv3d`.
+
+    Raises: see `SparseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 1, 2, 2], [0, 1, 1, 2, 3], [1, 0, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8, 8))
+        >>> voxels.SparseConv4d(4, 16, kernel_size=2, stride=2)(x)
+        SparseTensor(2 voxels, 16 channels, d=4, torch.float32, on cpu)
+    """
 
     dim, mode = 4, "strided"
 
 
 class SparseConvTranspose1d(SparseConvolution):
-    """Transposed convolution in 1 dimension; see SparseConvolution."""
+    """A transposed convolution in 1 dimension that writes every voxel that it reaches.
+
+    Args: see `SparseConvTranspose3d`.
+
+    Raises: see `SparseConvTranspose3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2], [0, 3], [1, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8,))
+        >>> len(voxels.SparseConvTranspose1d(4, 16, kernel_size=2, stride=2)(x))  # blocks of 2
+        6
+    """
 
     dim, mode = 1, "transposed"
 
 
 class SparseConvTranspose2d(SparseConvolution):
-    """Transposed convolution in 2 dimensions; see SparseConvolution."""
+    """A transposed convolution in 2 dimensions that writes every voxel that it reaches.
+
+    Args: see `SparseConvTranspose3d`.
+
+    Raises: see `SparseConvTranspose3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2, 2], [0, 2, 3], [1, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8))
+        >>> len(voxels.SparseConvTranspose2d(4, 16, kernel_size=2, stride=2)(x))  # blocks of 2^2
+        12
+    """
 
     dim, mode = 2, "transposed"
 
 
 class SparseConvTranspose3d(SparseConvolution):
-    """Transposed convolution in 3 dimensions; see SparseConvolution."""
+    """A transposed convolution in 3 dimensions that writes every voxel that it reaches.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
+        stride: of inputs over outputs.
+        padding: as in torch's transposed convolution.
+        dilation: the distance of neighbouring kernel positions.
+        groups: number of groups of channels that do not mix.
+        bias: whether there is a bias.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        outputs: "floor" needs coordinates at the call; see `sparse_conv`.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        bias: the parameter (C_out,), or None.
+
+    Raises:
+        ShapeError, DTypeError: arguments that do not define a layer.
+        BackendError: at a call, a backend that is not available for it.
+
+    Error, cost and source: see `sparse_conv`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> len(voxels.SparseConvTranspose3d(4, 16, kernel_size=2, stride=2)(x))  # blocks of 2^3
+        24
+    """
 
     dim, mode = 3, "transposed"
 
 
 class SparseConvTranspose4d(SparseConvolution):
-    """Transposed convolution in 4 dimensions; see SparseConvolution."""
+    """A transposed convolution in 4 dimensions that writes every voxel that it reaches.
+
+    Args: see `SparseConvTranspose3d`.
+
+    Raises: see `SparseConvTranspose3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 1, 2, 2], [0, 1, 1, 2, 3], [1, 0, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8, 8))
+        >>> len(voxels.SparseConvTranspose4d(4, 16, kernel_size=2, stride=2)(x))  # blocks of 2^4
+        48
+    """
 
     dim, mode = 4, "transposed"
 
 
 class SparseInverseConvolution(SparseConvolution):
-    """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of the layer named indice_key.
+    """The base class of inverse layers, z[q] = bias + Σ_k x[o(q, k)] @ weight[k].
 
-    The output has the voxels that the named layer read.  The geometry is that layer's: arguments
-    other than kernel_size may be omitted, or must be the same.
+    The pairs are those of the layer named indice_key, swapped; the output has the voxels that this
+    layer read.  The geometry is that layer's: arguments other than kernel_size may be omitted, or
+    must be the same.
+
+    Args: see `SparseConvolution`; indice_key is needed.
+
+    Raises:
+        ShapeError: no indice_key, or a geometry that is not the named layer's.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> layer = voxels.SparseInverseConv3d(16, 4, 2, indice_key="down")
+        >>> isinstance(layer, voxels.SparseInverseConvolution)
+        True
     """
 
     mode, _needs_key = "strided", True
@@ -400,25 +660,107 @@ class SparseInverseConvolution(SparseConvolution):
 
 
 class SparseInverseConv1d(SparseInverseConvolution):
-    """Inverse of a layer in 1 dimension; see SparseConvolution."""
+    """The inverse of an earlier layer in 1 dimension: writes the voxels that the layer read.
+
+    Args: see `SparseInverseConv3d`.
+
+    Raises: see `SparseInverseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2], [0, 3], [1, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8,))
+        >>> down = voxels.SparseConv1d(4, 16, kernel_size=2, stride=2, indice_key="down")
+        >>> up = voxels.SparseInverseConv1d(16, 4, kernel_size=2, indice_key="down")
+        >>> up(down(x))
+        SparseTensor(3 voxels, 4 channels, d=1, torch.float32, on cpu)
+    """
 
     dim = 1
 
 
 class SparseInverseConv2d(SparseInverseConvolution):
-    """Inverse of a layer in 2 dimensions; see SparseConvolution."""
+    """The inverse of an earlier layer in 2 dimensions: writes the voxels that the layer read.
+
+    Args: see `SparseInverseConv3d`.
+
+    Raises: see `SparseInverseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 2, 2], [0, 2, 3], [1, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8))
+        >>> down = voxels.SparseConv2d(4, 16, kernel_size=2, stride=2, indice_key="down")
+        >>> up = voxels.SparseInverseConv2d(16, 4, kernel_size=2, indice_key="down")
+        >>> up(down(x))
+        SparseTensor(3 voxels, 4 channels, d=2, torch.float32, on cpu)
+    """
 
     dim = 2
 
 
 class SparseInverseConv3d(SparseInverseConvolution):
-    """Inverse of a layer in 3 dimensions; see SparseConvolution."""
+    """The inverse of an earlier layer in 3 dimensions: writes the voxels that the layer read.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
+        stride: that of the named layer, or omitted.
+        padding: that of the named layer, or omitted.
+        dilation: the distance of neighbouring kernel positions; that of the named layer, or
+            omitted.
+        groups: number of groups of channels that do not mix.
+        bias: whether there is a bias.
+        indice_key: the name of the layer to undo.
+        outputs: that of the named layer, or omitted.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3"; see `sparse_conv`.
+        backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Attributes:
+        weight: the parameter (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        bias: the parameter (C_out,), or None.
+
+    Raises:
+        ShapeError, DTypeError: arguments that do not define a layer, no indice_key; at a call, no
+            layer has the name.
+        BackendError: at a call, a backend that is not available for it.
+
+    Error, cost and source: see `sparse_conv`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> down = voxels.SparseConv3d(4, 16, kernel_size=2, stride=2, indice_key="down")
+        >>> up = voxels.SparseInverseConv3d(16, 4, kernel_size=2, indice_key="down")
+        >>> up(down(x))
+        SparseTensor(3 voxels, 4 channels, d=3, torch.float32, on cpu)
+    """
 
     dim = 3
 
 
 class SparseInverseConv4d(SparseInverseConvolution):
-    """Inverse of a layer in 4 dimensions; see SparseConvolution."""
+    """The inverse of an earlier layer in 4 dimensions: writes the voxels that the layer read.
+
+    Args: see `SparseInverseConv3d`.
+
+    Raises: see `SparseInverseConv3d`.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 1, 2, 2], [0, 1, 1, 2, 3], [1, 0, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8, 8))
+        >>> down = voxels.SparseConv4d(4, 16, kernel_size=2, stride=2, indice_key="down")
+        >>> up = voxels.SparseInverseConv4d(16, 4, kernel_size=2, indice_key="down")
+        >>> up(down(x))
+        SparseTensor(3 voxels, 4 channels, d=4, torch.float32, on cpu)
+    """
 
     dim = 4
 

@@ -31,38 +31,42 @@ __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLa
 
 
 class SparseBatchNorm(SparseModule, _NormBase):
-    """torch.nn.BatchNorm1d on the voxels' features: its arguments, state and modes.
+    """Batch normalisation of the voxels' features, with torch.nn.BatchNorm1d's arguments and state.
 
     `norm(tensor, residual, activation)` adds a skip connection and applies an activation in the
-    same pass.  On a GPU this takes one pass over the features for the statistics of training and
-    one for the result, two in the backward pass; sums are in float32, in a fixed order.
-
-    In training with torch.distributed, mean and variance are those of the voxels of all ranks, each
-    counted once; of a tensor of `shard_voxels`, those of the ranks that it is spread over.  A batch
-    without voxels does not change the running statistics.
+    same pass.
 
     Args:
-        num_features: C.
+        num_features: number of channels C.
         eps: added to the variance.
-        momentum: weight of a new value in the running statistics; None averages all.
-        affine: whether there are weight and bias.
+        momentum: the weight of a new value in the running statistics; None: the mean of all.
+        affine: whether there are parameters weight and bias (C,).
         track_running_stats: whether evaluation uses running statistics.
         device: of the parameters.
         dtype: of the parameters.
         bias: whether an affine norm has a bias.
-        backend: "triton" (features of 16 bits or float32), "torch", or None for the fastest one
-            available.
+        backend: "triton" (features of 16 bits or float32), "torch", or None for the fastest that
+            can serve.
 
     Raises:
-        ShapeError: a single voxel in training.
+        ShapeError: at a call, a single voxel in training, or other channels.
         BackendError: at a call, a backend that is not available for it.
 
-    >>> x = SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
-    >>> norm = SparseBatchNorm(1)
-    >>> norm(x, residual=x, activation="relu").F.round(decimals=2).tolist()
-    [[0.0], [4.0]]
+    In training with torch.distributed, mean and variance are those of the voxels of all ranks, each
+    counted once; of a tensor of `shard_voxels`, those of the ranks that it is spread over.  A batch
+    without voxels does not change the running statistics.  Sums run in row order, in float32:
+    another order of the rows changes the last bits.
 
-    Sums run in row order: another order of the rows changes the last bits.
+    Cost: on a GPU one pass over the features for the statistics of training and one for the
+    result, two in the backward pass.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> norm = voxels.SparseBatchNorm(1)
+        >>> norm(x, residual=x, activation="relu").F.round(decimals=2).tolist()
+        [[0.0], [4.0]]
     """
 
     def __init__(
@@ -142,14 +146,22 @@ class SparseBatchNorm(SparseModule, _NormBase):
 
 
 class SparseLayerNorm(SparseModule, nn.LayerNorm):
-    """torch.nn.LayerNorm over the C channels of each voxel.
+    """Layer normalisation over the channels of each voxel, as torch.nn.LayerNorm.
 
     Args:
-        num_features: C.
+        num_features: number of channels C.
         eps: added to the variance.
-        elementwise_affine: whether there are weight and bias.
+        elementwise_affine: whether there are parameters weight and bias (C,).
         bias: whether there is a bias.
         backend: "torch" or None, which are the same; another raises BackendError.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> voxels.SparseLayerNorm(4)(x)
+        SparseTensor(3 voxels, 4 channels, d=3, torch.float32, on cpu)
     """
 
     def __init__(
@@ -171,19 +183,27 @@ class SparseLayerNorm(SparseModule, nn.LayerNorm):
 
 
 class SparseGroupNorm(SparseModule, nn.GroupNorm):
-    """torch.nn.GroupNorm, whose positions are the active voxels of each sample.
+    """Group normalisation, as torch.nn.GroupNorm, over the active voxels of each sample.
 
     Args:
-        num_groups: groups of channels.
-        num_channels: C.
+        num_groups: number of groups of channels.
+        num_channels: number of channels C.
         eps: added to the variance.
-        affine: whether there are weight and bias.
+        affine: whether there are parameters weight and bias (C,).
         device: of the parameters.
         dtype: of the parameters.
         bias: whether an affine norm has a bias.
         backend: "torch" or None, which are the same; another raises BackendError.
 
     Sums run over a sample's voxels in ascending order: the same bits for every order of the rows.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> voxels.SparseGroupNorm(2, 4)(x)
+        SparseTensor(3 voxels, 4 channels, d=3, torch.float32, on cpu)
     """
 
     def __init__(
@@ -210,13 +230,21 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
 
 
 class SparseInstanceNorm(SparseGroupNorm):
-    """torch.nn.InstanceNorm: by channel and sample.
+    """Instance normalisation, as torch.nn.InstanceNorm: by channel and sample, over active voxels.
 
     Args:
-        num_features: C.
+        num_features: number of channels C.
         eps: added to the variance.
-        affine: whether there are weight and bias.
+        affine: whether there are parameters weight and bias (C,).
         backend: "torch" or None, which are the same; another raises BackendError.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.SparseInstanceNorm(1)(x).F.round(decimals=4)
+        tensor([[-1.],
+                [ 1.]])
     """
 
     def __init__(

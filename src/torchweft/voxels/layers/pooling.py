@@ -59,14 +59,14 @@ def sparse_max_pool(
     *,
     outputs: str = "torch",
 ) -> SparseTensor:
-    """y[o] = max_k x[in(o, k)] over existing voxels.
+    """y[o] = max_k x[in(o, k)] over the active voxels of each window.
 
     Args:
         tensor: the voxels and their features.
         kernel_size: one number for all axes, or one for each.
-        stride: None is the kernel size.
+        stride: None: the kernel size.
         padding: as in torch.
-        dilation: distance of neighbouring window positions.
+        dilation: the distance of neighbouring window positions.
         outputs: "torch" writes every voxel whose window contains a voxel; "floor" ⌊c / stride⌋ of
             every voxel c, with centred windows, see `sparse_conv`.
 
@@ -74,7 +74,17 @@ def sparse_max_pool(
         The output voxels; 0 where a "floor" window contains no voxel.  NaN is larger than every
         number.
 
+    Raises:
+        ShapeError, DTypeError: arguments that define no window.
+
     Gradient: to the largest; of equals, to the one at the first position of the window.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.sparse_max_pool(x, kernel_size=4).F  # windows 4 to 7
+        tensor([[3.]])
     """
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
     y = max_over(found.rows(tensor.feats), found.sources, found.targets)
@@ -90,7 +100,29 @@ def sparse_avg_pool(
     *,
     outputs: str = "torch",
 ) -> SparseTensor:
-    """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
+    """y[o] = Σ_k x[in(o, k)] / (number of active voxels in the window).
+
+    Args:
+        tensor: the voxels and their features.
+        kernel_size: one number for all axes, or one for each.
+        stride: None: the kernel size.
+        padding: as in torch.
+        dilation: the distance of neighbouring window positions.
+        outputs: "torch" or "floor", see `sparse_max_pool`.
+
+    Returns:
+        The output voxels; 0 where a "floor" window contains no voxel.
+
+    Raises:
+        ShapeError, DTypeError: arguments that define no window.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.sparse_avg_pool(x, kernel_size=4).F  # windows 4 to 7
+        tensor([[2.]])
+    """
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
     total = sum_over(wide(found.rows(tensor.feats)), found.sources, found.targets)
     count = (found.sources >= 0).sum(0).clamp(min=1).unsqueeze(1)  # a window may be empty
@@ -98,7 +130,25 @@ def sparse_avg_pool(
 
 
 def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
-    """y[q·s + j] = x[q], 0 ≤ j < s: every voxel becomes a block of Π s voxels."""
+    """y[q·s + j] = x[q], 0 ≤ j < s: nearest upsampling, every voxel becomes a block of Π s voxels.
+
+    Args:
+        tensor: the voxels and their features.
+        scale: s, one number for all axes, or one for each.
+
+    Returns:
+        The voxels of the blocks, ascending.
+
+    Raises:
+        ShapeError, DTypeError: a scale that is no positive integer.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.sparse_upsample(x, 2).C[:, 1]
+        tensor([ 8,  9, 14, 15], dtype=torch.int32)
+    """
     check_sparse(tensor)
     found = kernel_map(tensor, scale, scale, submanifold=False, transposed=True)
     source = found.sources.amax(0, keepdim=True)  # blocks do not overlap: one row each
@@ -107,16 +157,29 @@ def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
 
 
 def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
-    """(batch, C): maximum, mean or sum over each sample's voxels; 0 for a sample without voxels.
+    """Maximum, mean or sum over the voxels of each sample; 0 for a sample without voxels.
 
     Args:
         tensor: the voxels and their features.
         reduce: "max", "mean" or "sum".
 
-    Of voxels that are spread over ranks, the result of all of them stands on every rank; where
-    every rank calls backward on it, each voxel gets its gradient once.
+    Returns:
+        (batch, C) in the tensor's dtype.  Of voxels that are spread over ranks, the result of all
+        of them stands on every rank; where every rank calls backward on it, each voxel gets its
+        gradient once.
+
+    Raises:
+        ShapeError: another reduce.
+        DTypeError: an argument that is no SparseTensor.
 
     Gradient of the maximum: to the first largest in ascending order of the voxels.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.global_pool(x, "sum")
+        tensor([[4.]])
     """
     _check_reduce(reduce)
     check_sparse(tensor)
@@ -170,9 +233,22 @@ def _first_of(every: Tensor) -> Tensor:
 
 
 class SparseMaxPool(SparseModule):
-    """y[o] = max_k x[in(o, k)] over active voxels; see `sparse_max_pool` for the arguments.
+    """y[o] = max_k x[in(o, k)] over the active voxels of a window: `sparse_max_pool` as a module.
 
-    backend: "torch" or None, which are the same, as in all pools; others raise BackendError.
+    Args:
+        kernel_size: one number for all axes, or one for each.
+        stride: None: the kernel size.
+        padding: as in torch.
+        dilation: the distance of neighbouring window positions.
+        outputs: "torch" or "floor", see `sparse_max_pool`.
+        backend: "torch" or None, which are the same; another raises BackendError.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.SparseMaxPool(4)(x).F
+        tensor([[3.]])
     """
 
     def __init__(
@@ -209,7 +285,23 @@ class SparseMaxPool(SparseModule):
 
 
 class SparseAvgPool(SparseMaxPool):
-    """y[o] = Σ_k x[in(o, k)] / (active voxels in the window); see `sparse_avg_pool`."""
+    """y[o] = Σ_k x[in(o, k)] / (active voxels in the window): `sparse_avg_pool` as a module.
+
+    Args:
+        kernel_size: one number for all axes, or one for each.
+        stride: None: the kernel size.
+        padding: as in torch.
+        dilation: the distance of neighbouring window positions.
+        outputs: "torch" or "floor", see `sparse_max_pool`.
+        backend: "torch" or None, which are the same; another raises BackendError.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.SparseAvgPool(4)(x).F
+        tensor([[2.]])
+    """
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The pooled tensor."""
@@ -218,7 +310,22 @@ class SparseAvgPool(SparseMaxPool):
 
 
 class GlobalPool(SparseModule):
-    """(batch, C): "max", "mean" or "sum" over each sample's voxels; see `global_pool`."""
+    """Maximum, mean or sum over the voxels of each sample, (batch, C): `global_pool` as a module.
+
+    Args:
+        reduce: "max", "mean" or "sum".
+        backend: "torch" or None, which are the same; another raises BackendError.
+
+    Raises:
+        ShapeError: another reduce.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.GlobalPool("max")(x)
+        tensor([[3.]])
+    """
 
     def __init__(self, reduce: str = "mean", *, backend: str | None = None) -> None:
         super().__init__()
@@ -237,7 +344,19 @@ class GlobalPool(SparseModule):
 
 
 class SparseUpsample(SparseModule):
-    """y[q·s + j] = x[q], 0 ≤ j < s: nearest upsampling; see `sparse_upsample`."""
+    """y[q·s + j] = x[q], 0 ≤ j < s: nearest upsampling, `sparse_upsample` as a module.
+
+    Args:
+        scale: s, one number for all axes, or one for each.
+        backend: "torch" or None, which are the same; another raises BackendError.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> len(voxels.SparseUpsample(2)(x))
+        4
+    """
 
     def __init__(self, scale: Size, *, backend: str | None = None) -> None:
         super().__init__()

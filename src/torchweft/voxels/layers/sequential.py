@@ -23,14 +23,28 @@ __all__ = ["SparseSequential"]
 class SparseSequential(nn.Sequential, SparseModule):
     """Modules one after the other: sparse ones take the tensor, all others its features.
 
-    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
-
     A convolution, a SparseBatchNorm or torch.nn.BatchNorm1d, and a ReLU, SiLU or exact GELU after
     each other run as `convolution(x, norm=…, activation=…)`: one pass in inference, two in
     training.  A module with hooks runs by itself.
 
-    A custom module that takes a SparseTensor must derive from SparseModule.  After a GlobalPool,
-    whose result is dense, every module takes that result.
+    Args:
+        *args: modules, or one OrderedDict of modules, as torch.nn.Sequential takes.  A custom
+            module that takes a SparseTensor must derive from SparseModule.  After a GlobalPool,
+            whose result is dense, every module takes that result.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> network = voxels.SparseSequential(
+        ...     voxels.SubMConv3d(4, 16, kernel_size=3),
+        ...     voxels.SparseBatchNorm(16),
+        ...     torch.nn.ReLU(),
+        ...     voxels.SparseConv3d(16, 32, kernel_size=2, stride=2),
+        ... )
+        >>> network(x)
+        SparseTensor(3 voxels, 32 channels, d=3, torch.float32, on cpu)
     """
 
     def forward(self, x: Any) -> Any:

@@ -56,15 +56,15 @@ def voxelize(
 
     Args:
         points: (P, d) floating-point positions, d = 1 to 4.
-        size: edge of a voxel.
-        feats: (P, C) features of the points; None takes the points themselves, so that the mean
-            is the centre of a voxel's points.
-        batch: (P,) integers, the sample of each point; None is one sample.
+        size: the edge of a voxel in the unit of the points, one number or d.
+        feats: (P, C) features of the points; None: the points themselves, so that the mean is the
+            centre of a voxel's points.
+        batch: (P,) integers, the sample of each point; None: one sample.
         reduce: combines the features of a voxel's points by channel: "mean", "sum", "max", or
             takes those of the "first" point.
-        origin: corner of voxel 0; `points.amin(0)` makes all coordinates ≥ 0.
-        spatial_shape: voxels by axis; None is the box [0, max + 1).
-        batch_size: number of samples; None is the largest number in batch + 1.
+        origin: the corner of voxel 0; `points.amin(0)` makes all coordinates ≥ 0.
+        spatial_shape: number of voxels by axis; None: the box [0, max + 1).
+        batch_size: number of samples; None: the largest number in batch + 1.
 
     Returns:
         The tensor, voxels ascending by (batch, s0, s1, …), and the (P,) int64 row of each point.
@@ -73,8 +73,18 @@ def voxelize(
         ShapeError, DTypeError, DeviceError: arguments that do not fit each other.
         IndexRangeError: a point that is not finite, or outside of int32 or spatial_shape.
 
-    Gradients with respect to feats (of the maximum to the first largest); sums run over points in
-    their order: the same bits at every call.  Cost: one sort of the points.
+    Differentiable in feats (of the maximum, to the first largest).  Sums run over points in their
+    order: the same bits at every call.
+
+    Cost: one sort of the points.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> points = torch.tensor([[0.1, 0.2], [0.3, 0.4], [1.7, 0.6]])
+        >>> tensor, row = voxels.voxelize(points, 0.5)
+        >>> tensor.C[:, 1:].tolist(), row.tolist()
+        ([[0, 0], [3, 1]], [0, 0, 1])
     """
     feats = points if feats is None else feats
     _check_points(points, feats, batch)
@@ -107,25 +117,36 @@ def devoxelize(
     *,
     origin: Numbers = 0.0,
 ) -> Tensor:
-    """(P, C) the features of each point's voxel, or interpolated between voxels.
+    """The features of each point's voxel, or interpolated between voxels.
 
     "nearest": the features of the voxel that contains the point, 0 where there is none.
     "trilinear" (for any d): Σ_v w_v x[v] / Σ_v w_v over those of the 2^d voxels around the point
-    that exist, w_v = Π (1 − distance of the centre in voxels); 0 where none exists.
+    that are active, w_v = Π (1 − distance of the centre in voxels); 0 where none is.
 
     Args:
         tensor: voxels of edge size · tensor.stride.
         points: (P, d) floating-point positions.
-        size: edge of a voxel of the finest level, as given to `voxelize`.
-        batch: (P,) integers, the sample of each point; None is sample 0.
+        size: the edge of a voxel of the finest level, as given to `voxelize`.
+        batch: (P,) integers, the sample of each point; None: sample 0.
         mode: "nearest" or "trilinear".
         origin: as given to `voxelize`.
+
+    Returns:
+        (P, C) in the tensor's dtype.
 
     Raises:
         ShapeError, DTypeError, DeviceError, IndexRangeError: as `voxelize`.
 
-    Gradients of any order with respect to the features and, for "trilinear", the points; the same
-    bits at every call.
+    Differentiable to any order in the features and, for "trilinear", the points; the same bits at
+    every call.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> points = torch.tensor([[0.1, 0.2], [0.3, 0.4], [1.7, 0.6]])
+        >>> tensor, row = voxels.voxelize(points, 0.5, feats=torch.tensor([[1.0], [3.0], [5.0]]))
+        >>> voxels.devoxelize(tensor, points, 0.5).flatten()
+        tensor([2., 2., 5.])
     """
     check_sparse(tensor)
     remedy = "Look up this rank's voxels with tensor.find."
@@ -154,22 +175,17 @@ def point_to_voxel(
     max_points: int,
     max_voxels: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The points of each voxel in a box: hard voxelization, as of LiDAR detectors.
-
-    >>> points = torch.tensor([[0.7, 0.1, 5.0], [0.2, 0.3, 6.0], [0.9, 0.4, 7.0], [9.0, 9.0, 8.0]])
-    >>> kept, coords, counts = point_to_voxel(points, 0.5, (0, 0, 1, 1), max_points=2, max_voxels=9)
-    >>> coords.tolist(), counts.tolist(), kept[..., 2].tolist()
-    ([[0, 1, 0], [0, 0, 0]], [2, 1], [[5.0, 7.0], [6.0, 0.0]])
+    """The points of each voxel in a box: hard voxelization, as in LiDAR detectors.
 
     Voxels are numbered by their first point.  The first `max_voxels` are kept, with their first
     `max_points` points in the order of the rows; later points still join voxels that are kept.
     Points outside of the box, half-open on every axis, and points with a coordinate that is NaN are
-    dropped.  The box is divided into round((max − min) / size) voxels an axis; what lies beyond the
-    last is dropped too.
+    dropped.  The box is divided into round((max − min) / size) voxels along each axis; points
+    beyond the last voxel are dropped too.
 
     Args:
         points: (N, C) floating-point rows: d positions, then features.
-        voxel_size: edge of a voxel, one number or d.
+        voxel_size: the edge of a voxel, one number or d.
         box: 2d numbers (min…, max…), d = 1 to 4, in the order of the points' columns.
         max_points: P, the most points of a voxel.
         max_voxels: the most voxels.
@@ -181,8 +197,20 @@ def point_to_voxel(
     Raises:
         ShapeError, DTypeError: arguments that do not fit each other, a box without voxels.
 
-    Gradients with respect to the points that are kept.  The same bits at every call and on every
-    device.  Cost: one sort of the points; the host waits for a GPU.
+    Differentiable in the points that are kept.  The same bits at every call and on every device.
+
+    Cost: one sort of the points; the host waits for a GPU.
+
+    Source: the rules are those of spconv's PointToVoxel, https://github.com/traveller59/spconv.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.voxels import point_to_voxel
+        >>> rows = [[0.7, 0.1, 5.0], [0.2, 0.3, 6.0], [0.9, 0.4, 7.0], [9.0, 9.0, 8.0]]
+        >>> points, box = torch.tensor(rows), (0, 0, 1, 1)
+        >>> kept, coords, counts = point_to_voxel(points, 0.5, box, max_points=2, max_voxels=9)
+        >>> coords.tolist(), counts.tolist(), kept[..., 2].tolist()
+        ([[0, 1, 0], [0, 0, 0]], [2, 1], [[5.0, 7.0], [6.0, 0.0]])
     """
     low, high, edges, sizes = _grid_of_box(points, voxel_size, box)
     most = [

@@ -53,18 +53,27 @@ __all__ = [
 
 
 class KernelMap(NamedTuple):
-    """The pairs of rows that meet in one layer.
+    """The pairs of input and output rows that meet in a layer, from `kernel_map`.
 
     Args:
-        kept: the table; may be only its first K // 2 + 1 rows where `back` is None, see `whole`.
+        kept: the table of pairs, internal; see `pairs`, `counts` and `offsets`.
         back: (K, N_in) int32, the output row of each input in canonical order; None where that
             is the table with the offsets reversed, as in a submanifold layer with an odd kernel.
         inputs: the voxels that are read.
         outputs: the voxels that are written.
-        geometry: the layer's; of an inverse layer, that of the layer it undoes.
-        inverse: whether the two sides are swapped.
+        geometry: kernel size, stride, padding and dilation; of an inverse layer, those of the layer
+            that it undoes.
+        inverse: whether inputs and outputs are swapped.
         around: of voxels that are spread over ranks, the rows that the tables number as inputs:
             this rank's, then those of others.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> found = voxels.kernel_map(x, kernel_size=2, stride=2, submanifold=False)
+        >>> found.pairs(0)  # rows of the input and of the output that meet at position 0
+        (tensor([0]), tensor([0]))
     """
 
     kept: Tensor
@@ -119,7 +128,17 @@ class KernelMap(NamedTuple):
         return torch.tensor(self.geometry.offsets(), device=self.kept.device)
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
-        """(input rows, output rows) that meet at offset k, output rows ascending."""
+        """The rows of the input and of the output that meet at one kernel position.
+
+        Args:
+            k: the kernel position, 0 to K - 1.
+
+        Returns:
+            Input rows and output rows, int64, output rows ascending.
+
+        Raises:
+            IndexRangeError: no such position.
+        """
         k, offsets = integer("k is", k, ". Pass 4, say."), self.geometry.num_offsets
         if not -offsets <= k < offsets:
             raise IndexRangeError(
@@ -131,7 +150,7 @@ class KernelMap(NamedTuple):
         return sources.index_select(0, out_rows).long(), out_rows
 
     def transpose(self) -> KernelMap:
-        """The map with its sides swapped, with the same numbers of offsets."""
+        """The map with inputs and outputs swapped; kernel positions keep their numbers."""
         if self.inputs.shards is not None:
             return self.inputs.shards.transposed(self)
         back = self.table.flip(0) if self.back is None else self.back

@@ -34,6 +34,11 @@ class Group(NamedTuple):
         base: first slot.
         req: slots that are used.
         alloc: the same rounded up to the alignment.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> voxels.greedy_group([5, 3, 2]).groups[0]
+        Group(members=(0, 1, 2), base=0, req=10, alloc=12)
     """
 
     members: tuple[int, ...]
@@ -52,6 +57,11 @@ class GemmGroups(NamedTuple):
         gemm_list: for each product the number of its offsets `num_offsets`, its rows `gemm_M`, and
             how many of them are used, `slots`, and not used, `padding`.
         total_slots: of the padded buffer.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> voxels.greedy_group([5, 3, 2]).total_slots
+        12
     """
 
     pos_indices: list[int]
@@ -76,6 +86,13 @@ class KernelMapMasks(NamedTuple):
         slot_array: (num_offsets + 1,), the number of pairs of the offsets before.
         counts: (num_offsets,), pairs of each offset.
         slots: (num_offsets,), the first slot of each offset, −1 where it has no pair.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.build_masks(voxels.kernel_map(x, 3), num_offsets=3, num_points=2).counts
+        tensor([0, 2, 0])
     """
 
     in_mask: Tensor
@@ -102,6 +119,14 @@ def greedy_group(
 
     Raises:
         ShapeError, DTypeError: counts that do not descend or are no integers, a limit below 1.
+
+    Returns:
+        The groups, with the first slot of each count.
+
+    Example:
+        >>> from torchweft import voxels
+        >>> voxels.greedy_group([5, 3, 2]).pos_indices
+        [0, 5, 8]
     """
     if not isinstance(slots, Sequence | Tensor):
         raise DTypeError(
@@ -164,6 +189,16 @@ def build_masks(
 
     Raises:
         IndexRangeError: an offset or a row past the given numbers.
+
+    Returns:
+        The masks and slots.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.build_masks(voxels.kernel_map(x, 3), num_offsets=3, num_points=2).offsets_active
+        tensor([1])
     """
     offset, in_row, out_row = _entries(kernel_map)
     _check_entries(offset, num_offsets, "offset", "num_offsets")

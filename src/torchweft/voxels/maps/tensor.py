@@ -23,20 +23,21 @@ __all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate"
 
 
 class SparseTensor:
-    """feats[n] is the feature row of the voxel coords[n] = (batch, s0, s1, …); all others are 0.
+    """Features of the active voxels of a batch of grids: feats[n] belongs to voxel coords[n].
 
-    The spatial columns, `spatial_shape` and the axes of kernels have the same order, so that
-    `dense()` is (batch, C, *spatial_shape) and every layer is torch's convolution on it.  The order
-    of the rows has no meaning.
+    All other voxels are 0.  The spatial columns of coords, `spatial_shape` and the axes of kernels
+    have the same order, so that `dense()` is (batch, C, *spatial_shape) and every layer is torch's
+    convolution on it.  The order of the rows has no meaning.  `F` is feats, and `C` a copy of the
+    coordinates, int32.
 
     Args:
         feats: (N, C) floating-point features.
-        coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.  They are copied:
-            what is written to coords later does not change the tensor.
-        spatial_shape: d lengths; None is the box [0, max + 1), computed when first needed.
+        coords: (N, 1 + d) integers (batch, s0, s1, …), d = 1 to 4, distinct, on the device of
+            feats. They are copied: later changes of coords have no effect on the tensor.
+        spatial_shape: d lengths in voxels; None: the box [0, max + 1), computed when first needed.
             Submanifold layers and maps then accept negative coordinates.
-        batch_size: number of samples; None is the largest batch number + 1.
-        stride: voxels of the finest level that one voxel spans.
+        batch_size: number of samples; None: the largest batch number + 1.
+        stride: the number of voxels of the finest level that one voxel spans.
 
     Raises:
         ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
@@ -44,6 +45,16 @@ class SparseTensor:
         IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  On a GPU, with
             spatial_shape and batch_size given, it is raised by the first access to a map, `C` or
             `dense()`: the host does not wait before.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
+        >>> x = voxels.SparseTensor(torch.randn(3, 4), coords, spatial_shape=(8, 8, 8))
+        >>> x
+        SparseTensor(3 voxels, 4 channels, d=3, torch.float32, on cpu)
+        >>> x.dense().shape
+        torch.Size([2, 4, 8, 8, 8])
     """
 
     def __init__(
@@ -76,7 +87,17 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:
-        """The voxels of (batch, C, *shape) where some channel is not 0; NaN is not 0."""
+        """The voxels of a dense tensor where some channel is not 0; NaN counts as not 0.
+
+        Args:
+            dense: (batch, C, *spatial_shape), 1 to 4 spatial axes.
+
+        Returns:
+            A tensor with that spatial_shape and batch size.
+
+        Raises:
+            ShapeError: another number of dimensions.
+        """
         check_tensors(dense=dense)
         if not 3 <= dense.dim() <= 6:
             raise ShapeError(
@@ -141,11 +162,26 @@ class SparseTensor:
         )
 
     def replace(self, feats: Tensor) -> SparseTensor:
-        """Other features (N, C′) on the same voxels, which share coordinates and maps."""
+        """The same voxels with other features; coordinates and maps are shared.
+
+        Args:
+            feats: (N, C′), in the order of the rows.
+
+        Returns:
+            A SparseTensor.
+        """
         return SparseTensor.on(feats, self.coordinates, self.maps)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """As Tensor.to, for the device and the features' dtype; a move does not keep maps."""
+        """The tensor on another device, or with features of another dtype.
+
+        Args:
+            *args: as those of `torch.Tensor.to`.
+            **kwargs: as those of `torch.Tensor.to`.
+
+        Returns:
+            A SparseTensor; on another device its maps are built anew.
+        """
         feats = self.feats.to(*args, **kwargs)
         if feats.device == self.device:
             return self.replace(feats)
@@ -160,13 +196,19 @@ class SparseTensor:
         return self.to("cpu")
 
     def find(self, queries: Tensor) -> Tensor:
-        """(M,) int32: the row of each voxel (M, 1 + d), −1 for one that does not exist here.
+        """The row of each voxel of a list, −1 for a voxel that is not active here.
 
-        The features of others: `tensor.F[tensor.find(other.C)]` where all exist.
+        The features of another tensor's voxels: `tensor.F[tensor.find(other.C)]` where all are
+        active.
+
+        Args:
+            queries: (M, 1 + d) integers (batch, s0, …), on the tensor's device.
+
+        Returns:
+            (M,) int32.
 
         Raises:
-            DTypeError, ShapeError, DeviceError: queries that are not integer rows (batch, s0, …) on
-                the tensor's device.
+            DTypeError, ShapeError, DeviceError: queries that are not so.
         """
         return self.coordinates.find(queries)
 
@@ -202,7 +244,10 @@ class SparseTensor:
         return SparseTensor.on(self.feats.index_select(0, rows), kept, Maps())
 
     def dense(self) -> Tensor:
-        """(batch, C, *spatial_shape), contiguous, 0 where there is no voxel, with gradients.
+        """The dense tensor, 0 where there is no voxel; differentiable in the features.
+
+        Returns:
+            (batch, C, *spatial_shape), contiguous.
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
@@ -236,20 +281,37 @@ def kernel_map(
     outputs: str = "torch",
     coordinates: Tensor | Coordinates | None = None,
 ) -> KernelMap:
-    """The map of a layer on a tensor's voxels, built once and cached with them.
+    """The pairs of input and output rows that meet in a layer; built once, cached with the voxels.
 
     Args:
         tensor: its voxels are the input.
         kernel_size: one number for all axes, or one for each; any sizes, also even ones.
         stride: 1 in a submanifold layer.
         padding: as in torch; a submanifold kernel is centred whatever it is.
-        dilation: distance of neighbouring kernel positions.
+        dilation: the distance of neighbouring kernel positions.
         submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
         transposed: whether the map is that of torch's transposed convolution.
         outputs: "torch" or "floor"; see `sparse_conv`.
         coordinates: the output's voxels; see `sparse_conv`.
 
-    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches per voxel.
+    Returns:
+        A `KernelMap`.
+
+    Raises:
+        ShapeError, DTypeError: arguments that define no layer, a voxel that occurs twice.
+
+    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches for each voxel.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> found = voxels.kernel_map(x, kernel_size=2, stride=2, submanifold=False)
+        >>> found.outputs.rows  # the voxels that are written
+        tensor([[0, 2],
+                [0, 3]], dtype=torch.int32)
+        >>> found.counts  # pairs of each kernel position
+        tensor([1, 1])
     """
     check_sparse(tensor)
     mode = mode_of(submanifold, transposed, outputs)
@@ -259,14 +321,28 @@ def kernel_map(
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """The channels of tensors on the same voxels, concatenated to (N, ΣC).
+    """Concatenates the channels of tensors on the same voxels.
 
-    The rows, the box and the maps are those of the first tensor.  Tensors that come from the same
-    layers or from `replace` share their coordinates; of others, the rows are matched by a search,
-    for which the host waits.
+    Args:
+        tensors: a list of SparseTensor on the same voxels, in any order of their rows.
+
+    Returns:
+        A tensor with (N, ΣC) features; rows, box and maps are those of the first tensor.
 
     Raises:
-        ShapeError: they do not have the same voxels, box, batch size and stride.
+        ShapeError: tensors with other voxels, box, batch size or stride, or none.
+        DTypeError: something else than SparseTensor in the list.
+
+    Cost: tensors that come from the same layers or from `replace` share their coordinates; of
+    others, the rows are matched by a search, for which the host waits.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.cat([x, x]).F
+        tensor([[1., 1.],
+                [3., 3.]])
     """
     _check_listed(tensors, "cat")
     first, *others = tensors
@@ -276,10 +352,26 @@ def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """z[v] = Σ of the features of v in all tensors, on every voxel that one of them has.
+    """Adds tensors on any voxels: Σ of the features of each voxel that is active in one of them.
 
-    The voxels are in ascending order; box and batch size are the largest of the tensors'.  Sums run
-    in the order of the list, in float32 or wider, and are rounded once.
+    Args:
+        tensors: a list of SparseTensor of equal channels, axes and stride.
+
+    Returns:
+        A tensor whose voxels are in ascending order; box and batch size are the largest of the
+        tensors'.  Sums run in the order of the list, in float32 or wider, and are rounded once.
+
+    Raises:
+        ShapeError: other channels, axes or stride, or a voxel that occurs twice in a tensor.
+        DTypeError: something else than SparseTensor in the list.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> y = voxels.SparseTensor(torch.tensor([[10.0]]), torch.tensor([[0, 7]]))
+        >>> voxels.union([x, y]).F.flatten()
+        tensor([ 1., 13.])
     """
     first = _check_alike(tensors, "union", "tensors", "Resample one of them first.")
     for tensor in tensors:
@@ -310,9 +402,27 @@ def _spread(tensors: Sequence[SparseTensor], rows: Tensor, size: int) -> Coordin
 
 
 def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
-    """Samples concatenated to a batch: batch numbers continue from one tensor to the next.
+    """Concatenates samples to a batch: batch numbers continue from one tensor to the next.
 
-    The box is the largest of the samples' boxes if each was given one.
+    Args:
+        samples: a list of SparseTensor of equal channels, axes and stride.
+
+    Returns:
+        A tensor with all rows; its box is the largest of the samples' boxes if each was given one.
+
+    Raises:
+        ShapeError: other channels, axes or stride, or an empty list.
+        DTypeError: something else than SparseTensor in the list.
+
+    Example:
+        >>> import torch
+        >>> from torchweft import voxels
+        >>> x = voxels.SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> voxels.sparse_collate([x, x]).C
+        tensor([[0, 4],
+                [0, 7],
+                [1, 4],
+                [1, 7]], dtype=torch.int32)
     """
     first = _check_alike(samples, "sparse_collate", "samples", "Collate them apart.")
     for sample in samples:

@@ -1,11 +1,11 @@
-"""Lazy tensors: formulas of all pairs (i, j), real or complex, computed when they are reduced."""
+"""Lazy tensors of real numbers, and what they share with those of complex ones."""
 
 from __future__ import annotations
 
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -14,16 +14,18 @@ from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.reductions import variables as symbolic
 from torchweft.reductions.call import kept
 from torchweft.reductions.cluster.points import swap_axes
-from torchweft.reductions.genred import (
+from torchweft.reductions.genred import reduction_spec
+from torchweft.reductions.keywords import (
     ACCURACY_KEYWORDS,
     CALL_KEYWORDS,
     DEFAULT_OPTIONS,
+    Keywords,
     accuracy,
-    reduction_spec,
     require_keywords,
 )
-from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
-from torchweft.reductions.solve import Solved
+from torchweft.reductions.lazy.operations import Operations
+from torchweft.reductions.lazy.reductions import Reduced, Reductions, direct_result
+from torchweft.reductions.solve import Solved, SolveKeywords
 from torchweft.reductions.variables import (
     DTYPE_NAMES,
     NO_EXTENT,
@@ -43,10 +45,16 @@ from torchweft.reductions.variables import (
     variable_of,
 )
 
-__all__ = ["ComplexLazyTensor", "LazyTensor", "Pm", "Var", "Vi", "Vj"]
+if TYPE_CHECKING:
+    from torchweft.reductions.lazy.complex_tensors import ComplexLazyTensor
+
+__all__ = ["Data", "LazyTensor", "with_imaginary_part"]
+
+Data: TypeAlias = Tensor | complex | list[Any] | tuple[int, int, int]
+"""What a lazy tensor is made of: a tensor, numbers, or (index, dim, category) of a symbol."""
 
 
-class LazyTensor(Reducers):
+class LazyTensor(Operations, Reductions):
     """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), of which only x, y and p are stored.
 
     Args:
@@ -61,11 +69,30 @@ class LazyTensor(Reducers):
               that a reduction returns.
 
             Complex numbers give a ComplexLazyTensor.
-        axis: of a tensor of two dimensions.
+        axis: of a tensor of two dimensions: 0 varies with i, 1 with j.
         is_complex: whether to return a ComplexLazyTensor.
 
-    Lazy tensors are immutable, except for the attributes `ranges` (six arrays, see `Genred`) and
-    `backend`, which results of operations inherit.
+    Operations, numbers and reductions are those of `pykeops.torch.LazyTensor`.  Lazy tensors are
+    immutable, except for the attributes `ranges` (six arrays, see `Genred`) and `backend`, which
+    results of operations inherit.
+
+    Raises:
+        ShapeError: x has no shape of a variable, see above.
+        DTypeError: x holds neither real nor complex floating-point numbers.
+
+    Error: that of the formula in plain PyTorch, and of sums u|z*| + 4√N·2⁻²⁴ Σ|f| (2⁻⁵³ for
+    float64), u the dtype's unit round-off.  Differentiable to any order.
+
+    Cost: operations build the formula alone.  A reduction evaluates it M · N times; its memory is
+    that of the data and of the result.
+
+    Example:
+        >>> import torch
+        >>> from torchweft.reductions import LazyTensor
+        >>> x, y = torch.zeros(2, 1, 3), torch.ones(1, 4, 3)  # (M, 1, D) and (1, N, D)
+        >>> K = (-((LazyTensor(x) - LazyTensor(y)) ** 2).sum(-1)).exp()
+        >>> K.shape, K.sum(1).shape, (K @ torch.ones(4, 2)).shape
+        ((2, 4), torch.Size([2, 1]), torch.Size([2, 2]))
     """
 
     is_complex = False
@@ -78,12 +105,16 @@ class LazyTensor(Reducers):
     ranges: Any
     backend: str | None
 
-    def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
+    def __new__(
+        cls, x: Data | None = None, axis: int | None = None, is_complex: bool = False
+    ) -> Self:
         """An instance of the complex class, for complex data."""
         made = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
         return object.__new__(made)  # type: ignore[return-value]
 
-    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
+    def __init__(
+        self, x: Data | None = None, axis: int | None = None, is_complex: bool = False
+    ) -> None:
         found = self._constant_or_variable(x, axis)
         if isinstance(found, int):
             self._set(symbolic.number(found), (), NO_EXTENT)
@@ -121,7 +152,7 @@ class LazyTensor(Reducers):
         return cls._tensor(out)
 
     @classmethod
-    def _array(cls, x: Any) -> Any:
+    def _array(cls, x: Tensor) -> Tensor:
         """The array of a tensor."""
         return x
 
@@ -154,7 +185,8 @@ class LazyTensor(Reducers):
     def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
         """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
         if dim is not None:
-            return cls.real_class((x_or_ind, dim, cat))
+            symbolic: Any = (x_or_ind, dim, cat)
+            return cls.real_class(symbolic)
         data = cls._tensor(x_or_ind)
         if not isinstance(data, Tensor) or cat is None:
             return cls.real_class(x_or_ind, axis=cat)
@@ -296,7 +328,7 @@ class LazyTensor(Reducers):
         call: bool = True,
         **options: Any,
     ) -> Any:
-        """The reduction of a name of `Genred`.
+        """The reduction of a name of `Genred`; see `sum` and its kin for types.
 
         Args:
             reduction_op: its name.
@@ -306,6 +338,9 @@ class LazyTensor(Reducers):
             dim: the same.
             call: False returns a callable instead of the result.
             options: the keywords of `Genred` and of its call.
+
+        Returns:
+            What `Genred` returns; with call=False or symbolic variables, a callable.
         """
         batch = len(self._extent.batch)
         axis, dim = (dim, None) if axis is None else (axis, dim)
@@ -338,7 +373,7 @@ class LazyTensor(Reducers):
         exact = accuracy(**given) if given else DEFAULT_OPTIONS
         options = {"ranges": ranges, "backend": backend} | options
         spec = reduction_spec(*arguments, exact)
-        reduced = Reduced(spec, variables, known, options, self)
+        reduced: Reduced[Any] = Reduced(spec, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
     def _finished(self, result: Any) -> Any:
@@ -347,8 +382,16 @@ class LazyTensor(Reducers):
             return self._array(result)
         return tuple(self._array(r) for r in result)
 
-    def __matmul__(self, v: Any, **options: Any) -> Any:
-        """Σ_j K_ij v_j, for K of one component and v (N,) or (..., N, E)."""
+    def __matmul__(self, v: Tensor, **options: Unpack[Keywords]) -> Tensor:
+        """Σ_j K_ij v_j, for K of one component.
+
+        Args:
+            v: (N,) or (..., N, E), in K's dtype, or complex beside a real or complex K.
+            options: the keywords of `Genred` and of its call.
+
+        Returns:
+            (..., M) for (N,), else (..., M, E).
+        """
         if self._components != 1:
             raise ShapeError(
                 f"K @ v is asked of a lazy tensor of shape {self.shape}: K must have one "
@@ -358,9 +401,30 @@ class LazyTensor(Reducers):
         require_tensors([data])
         vector = data.dim() == 1
         product = self * self._of_category(data[:, None] if vector else data, None, 1)
-        result = product.sum(product.dim() - 2, **options)
+        result: Tensor = product.sum(product.dim() - 2, **options)
         return result[..., 0] if vector else result
 
+    @overload
+    def solve(
+        self,
+        other: Tensor | LazyTensor,
+        var: LazyTensor | None = None,
+        call: Literal[True] = True,
+        alpha: float | Tensor | None = None,
+        eps: float = 1e-6,
+        **options: Unpack[SolveKeywords],
+    ) -> Tensor: ...
+    @overload
+    def solve(
+        self,
+        other: Tensor | LazyTensor,
+        var: LazyTensor | None = None,
+        *,
+        call: Literal[False],
+        alpha: float | Tensor | None = None,
+        eps: float = 1e-6,
+        **options: Unpack[SolveKeywords],
+    ) -> Solved: ...
     def solve(
         self,
         other: Any,
@@ -381,6 +445,14 @@ class LazyTensor(Reducers):
             alpha: added to the diagonal; None chooses, see `KernelSolve`.
             eps: bound of the norm of the residual, relative to the norm of b.
             options: the keywords of `Genred`, its call and `KernelSolve`, such as preconditioner.
+
+        Returns:
+            a, of the shape and dtype of b; with call=False or symbolic variables, a callable.
+
+        Raises:
+            ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
+            ShapeError: b is no single variable of i or of j.
+            DTypeError: b is real where the unknown is complex, or the reverse.
         """
         lazy = self._wrap_rhs(other)
         rhs = lazy._variables[0]
@@ -411,14 +483,14 @@ class LazyTensor(Reducers):
             )
         value, _, _, cat = lazy._variables[0]
         if self.is_complex and not lazy.is_complex and isinstance(value, Tensor):
-            return self._of_category(self._array(_with_imaginary_part(value)), None, cat)
+            return self._of_category(self._array(with_imaginary_part(value)), None, cat)
         return lazy
 
-    def matvec(self, v: Any) -> Any:
+    def matvec(self, v: Tensor) -> Tensor:
         """K @ v, for scipy."""
         return self @ v
 
-    def rmatvec(self, v: Any) -> Any:
+    def rmatvec(self, v: Tensor) -> Tensor:
         """K.T @ v, for scipy."""
         return self.T @ v
 
@@ -432,7 +504,8 @@ def _leaf(
     return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
 
 
-def _with_imaginary_part(x: Tensor) -> Tensor:
+def with_imaginary_part(x: Tensor) -> Tensor:
+    """The complex numbers x + 0i."""
     return torch.complex(x, torch.zeros_like(x))
 
 
@@ -461,132 +534,7 @@ def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
     )
 
 
-def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data of category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
-    return LazyTensor._of_category(x_or_ind, dim, cat)
-
-
-def Vi(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data (..., M, D) that varies with i, or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 0)
-
-
-def Vj(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data (..., N, D) that varies with j, or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 1)
-
-
-def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
-    """A parameter (..., D), or with `dim` the symbolic variable of that index."""
-    return Var(x_or_ind, dim, 2)
-
-
 _TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")
 _TO_REAL = ("ComplexReal", "ComplexImag", "ComplexAngle", "ComplexAbs")
-_ARITHMETIC = {"+": "ComplexAdd", "-": "ComplexSubtract", "*": "ComplexMult", "/": "ComplexDivide"}
-_SAME = {"Abs": "ComplexAbs", "Exp": "ComplexExp", "Sum": "ComplexSum", "Minus": "Minus"}
-
-
-class ComplexLazyTensor(LazyTensor):
-    """Complex f(x_i, y_j, p) for all pairs; see `LazyTensor`.
-
-    It has + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
-    """
-
-    is_complex = True
-
-    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = True) -> None:
-        super().__init__(self._pairs(x), axis)
-
-    @classmethod
-    def _pairs(cls, x: Any) -> Any:
-        """Real and imaginary parts as alternating components."""
-        x = cls._tensor(x)
-        if isinstance(x, Tensor):
-            require_strided(x)
-            x = x.resolve_conj() if x.is_complex() else _with_imaginary_part(x)
-            return torch.view_as_real(x.reshape(1) if x.dim() == 0 else x).flatten(-2)
-        if isinstance(x, list | int | float | complex):
-            numbers = map(complex, x if isinstance(x, list) else [x])
-            return [part for z in numbers for part in (z.real, z.imag)]
-        return x
-
-    @classmethod
-    def _target(cls, out: Any) -> Any:
-        out = cls._tensor(out)
-        if not out.is_complex() or out.is_conj() or not out.is_contiguous():
-            raise ShapeError(
-                f"out is {tuple(out.shape)} of {out.dtype} with strides {out.stride()}: a sum of "
-                "complex numbers is written to contiguous complex memory. Pass torch.empty of "
-                "that shape and a complex dtype."
-            )
-        return cls._pairs(out)
-
-    @property
-    def _components(self) -> int:
-        return self.ndim // 2
-
-    @property
-    def dtype(self) -> str | None:
-        """The name of the complex dtype."""
-        real = self._extent.dtype
-        return None if real is None else _COMPLEX_NAMES.get(DTYPE_NAMES[real], DTYPE_NAMES[real])
-
-    @property
-    def real(self) -> Any:
-        """The real part."""
-        return self._named("ComplexReal")
-
-    @property
-    def imag(self) -> Any:
-        """The imaginary part."""
-        return self._named("ComplexImag")
-
-    def angle(self) -> Any:
-        """The argument, in (−π, π]."""
-        return self._named("ComplexAngle")
-
-    def conj(self) -> Any:
-        """The complex conjugate."""
-        return self._named("Conj")
-
-    def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
-        if name not in _SAME:
-            raise DTypeError(
-                f"{name} is applied to a ComplexLazyTensor: it needs a real one. Take real, "
-                "imag, abs or angle first."
-            )
-        return self._named(_SAME[name], *others, data=data)
-
-    def _named(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
-        return super()._apply(name, *others, data=data)
-
-    def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
-        other = self._wrap(other)
-        if sign == "*" and not other.is_complex and other.ndim == 1:
-            return self._named("ComplexRealScal", other)
-        other = other if other.is_complex else other.real2complex()
-        a, b = (other, self) if reflected else (self, other)
-        return a._named(_ARITHMETIC[sign], b)
-
-    def reduction(self, reduction_op: str, *args: Any, **options: Any) -> Any:
-        """The sum; all other reductions need real numbers."""
-        if reduction_op != "Sum":
-            raise DTypeError(
-                f"{reduction_op} is asked of a ComplexLazyTensor: it is defined for real ones. "
-                "Take real, imag, abs or angle first."
-            )
-        return super().reduction(reduction_op, *args, **options)
-
-    def rmatvec(self, v: Any) -> Any:
-        """The conjugate of K, transposed, @ v, for scipy."""
-        return self.conj().T @ v
-
-    def _finished(self, result: Any) -> Any:
-        return self._array(torch.view_as_complex(result.unflatten(-1, (-1, 2)).contiguous()))
-
-
-_COMPLEX_NAMES = {"float32": "complex64", "float64": "complex128", "float16": "complex32"}
 
 LazyTensor.real_class = LazyTensor
-LazyTensor.complex_class = ComplexLazyTensor

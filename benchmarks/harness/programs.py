@@ -1,0 +1,109 @@
+"""Tables of whole programs: dynamics, training, and programs on several GPUs.
+
+Their results are files of their own: `<machine>/nve.json` and `train_mace.json` are written by
+`benchmarks/nve.py` and `train_mace.py`, `several_gpus.jsonl` by `benchmarks/several_gpus.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.markdown import short, table
+
+__all__ = ["programs_section", "ranks_table"]
+
+Found = Mapping[str, Any]
+
+
+def programs_section(folder: Path) -> str:
+    """A part of docs/performance.md, from a folder of results; empty without any."""
+    parts = [
+        f"### {title}, {found['gpu']}\n\n{text}\n{made(found)}\n{_stamp(found)}\n"
+        for name, (title, text, made) in _PROGRAMS.items()
+        for path in sorted(folder.glob(f"*/{name}"))
+        for found in [json.loads(path.read_text(encoding="utf-8"))]
+    ]
+    ranks = folder / "several_gpus.jsonl"
+    text = ranks.read_text(encoding="utf-8") if ranks.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    for gpu in dict.fromkeys(row["gpu"] for row in rows):
+        some = [row for row in rows if row["gpu"] == gpu]
+        stamp = _stamp(some[-1])
+        parts.append(f"### Several GPUs, {gpu}\n\n{_RANKS}\n{ranks_table(some)}\n{stamp}\n")
+    return "\n".join(["## Whole programs\n", *parts]) if parts else ""
+
+
+def ranks_table(rows: Sequence[Found]) -> str:
+    """Efficiency of each program by the number of ranks."""
+    alone = {(row["case"], row["kind"]): row["ms"] for row in rows if row["ranks"] == 1}
+    order = list(dict.fromkeys((row["case"], row["kind"]) for row in rows))
+    lines = []
+    for row in sorted(
+        rows, key=lambda row: (order.index((row["case"], row["kind"])), row["ranks"])
+    ):
+        name, kind, ranks = row["case"], row["kind"], row["ranks"]
+        one = alone.get((name, kind))
+        share = one and one / row["ms"] / (ranks if kind == "strong" else 1)
+        efficiency = f"{100 * share:.1f} %" if share else "no room on one"
+        numbers = short(row["ms"]), efficiency, short(row["nccl_ms"]), f"{row['peak_mb']:.0f}"
+        lines.append([name, kind, str(ranks), *numbers])
+    return table(["program", "kind", "ranks", "ms", "efficiency", "NCCL ms", "peak MB"], lines)
+
+
+def _dynamics(found: Found) -> str:
+    lines = []
+    for name, run in found["runs"].items():
+        drift = run["drift"]
+        lines.append(
+            [
+                name, str(run["steps"]), short(run["ms_a_step"]), short(run["ns_a_day"]),
+                f"{drift['slope_mev_ps']:.2g}", f"{drift['largest_mev']:.2g}",
+            ]
+        )  # fmt: skip
+    return table(["calculator", "steps", "ms a step", "ns a day", "drift", "largest"], lines)
+
+
+def _training(found: Found) -> str:
+    lines = [
+        [
+            name, short(found["ms_a_step"][name]), short(median(seconds)),
+            f"{found['loss'][name][-1]:.6f}",
+            *(f"{found['held_out'][name][of]:.3f}" for of in ("energy", "forces")),
+        ]
+        for name, seconds in found["seconds"].items()
+    ]  # fmt: skip
+    return table(["model", "ms a step", "s an epoch", "loss", "energy", "forces"], lines)
+
+
+def _stamp(found: Found) -> str:
+    names = "torch", "triton", "commit"
+    return ", ".join(f"{n} {found[n]}" for n in names) + f", {found['date'][:10]}.\n"
+
+
+_PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
+    "nve.json": (
+        "Dynamics without a thermostat",
+        "216 atoms of shaken diamond with a model of MACE, steps of 1 fs. *drift* is the slope of "
+        "the total energy in meV an atom and ps, *largest* its largest deviation in meV an atom. "
+        "Those of fewer steps are of these alone. `e3nn` is the model as it is, with torchweft's "
+        "calculator, which records it.\n",
+        _dynamics,
+    ),
+    "train_mace.json": (
+        "Training",
+        "MACE on shaken molecules of G2 with labels of GFN2-xTB, from the same weights. *loss* is "
+        "that of the last epoch, *energy* and *forces* are root mean squares of the errors on "
+        "held-out molecules, in meV an atom and meV/Å.\n",
+        _training,
+    ),
+}
+
+_RANKS = (
+    "Strong: one problem over all ranks; weak: a problem for each rank. *efficiency* is the time "
+    "on one GPU over that on all, for strong ones over their number too; *ms* is the wall time "
+    "of the slowest rank, *peak MB* the memory of the fullest.\n"
+)
