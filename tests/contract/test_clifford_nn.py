@@ -424,6 +424,14 @@ def test_keys_and_values_of_one_head_are_those_of_all(algebra):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_several_heads_without_scalars(multi_query):
+    """Red before: scalars, of which there are none, had one head."""
+    network = LGATr(1, 1, 4, 0, 0, 0, blocks=1, heads=2, multi_query=multi_query)
+    x, scalars = network(torch.randn(16, 3, 5, 1))
+    assert (x.shape, scalars.shape) == ((16, 3, 5, 1), (3, 5, 0))
+
+
 def test_attention_without_heads():
     """Red before: it was refused."""
     x, scalars = torch.randn(16, 5, 2), torch.randn(5, 3)

@@ -129,11 +129,8 @@ def geometric_attention(
     if weights is not None and algebra.metric.count(0) == 1:
         inner, distances = torch.split(queries, [len(queries) - algebra.n - 1, algebra.n + 1])
         queries = torch.cat([inner, (distances * weights.unsqueeze(-2)).to(inner.dtype)])
-    query, key = (
-        torch.cat([scalars.to(features.dtype), *features.unbind(0)], -1)
-        for scalars, features in ((q_scalars, queries), (k_scalars, keys))
-    )
-    value = torch.cat([*v.unbind(0), v_scalars.to(v.dtype)], -1)
+    query, key = _with_scalars(queries, q_scalars), _with_scalars(keys, k_scalars)
+    value = _with_scalars(v, v_scalars)
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     key, value = (t.expand(*query.shape[:-2], -1, -1) for t in (key, value))
@@ -161,6 +158,12 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
             "features), or (items, features), the same number. Insert a dimension of length 1 "
             "before the items where heads are missing: q.unsqueeze(-3), q_scalars.unsqueeze(-3)."
         )
+
+
+def _with_scalars(features: Tensor, scalars: Tensor) -> Tensor:
+    """(C, batch…, heads, items, F) and (batch…, heads, items, S) in rows of C F + S numbers."""
+    shape = features.shape[1:-1]  # of no scalars, heads are one
+    return torch.cat([*features.unbind(0), scalars.to(features.dtype).expand(*shape, -1)], -1)
 
 
 _features = RowFunction(
