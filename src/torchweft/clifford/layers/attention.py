@@ -133,7 +133,8 @@ def geometric_attention(
     value = _with_scalars(v, v_scalars)
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    key, value = (t.expand(*query.shape[:-2], -1, -1) for t in (key, value))
+    # written out for each head: not every kernel of torch's reads strides of 0
+    key, value = (t.expand(*query.shape[:-2], -1, -1).contiguous() for t in (key, value))
     out = functional.scaled_dot_product_attention(
         four_dims(query),
         four_dims(key),
