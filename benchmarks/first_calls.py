@@ -66,13 +66,14 @@ def first_call(suite: str, name: str, phase: str) -> Row:
     _once(phase, workload.function, workload.inputs)
     ms = 1e3 * (_seconds(device) - begin)
     small = case.build(device, case.check_batch)
-    backend, clock = ("triton", "wall") if device.type == "cuda" else ("numba", "processor")
+    on_gpu = device.type == "cuda"
+    backend, clock, cache = ("triton", "wall", "cold") if on_gpu else ("numba", "processor", "warm")
     own = Candidate("torchweft", backend, small.function, small.inputs, small.oracle)
     ratio = worst_ratio(phase, own, expected_results(phase, small, own, case.tf32))
     return Row(
         suite="first_calls", case=f"{suite}: {name}", op=workload.op, mode=case.mode, phase=phase,
         peer="torchweft", backend=backend, dtype=str(case.dtype).removeprefix("torch."),
-        shape=workload.shape, l2="cold", ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
+        shape=workload.shape, l2=cache, ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
         bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
         protocol=f"one call in a fresh process, sympy imported, bytecode written, {clock} time",
         **asdict(machine(device)),

@@ -18,6 +18,7 @@ from torchweft.demo import Options
 from torchweft.demo.chapters import o3
 from torchweft.demo.data import molecules
 from torchweft.demo.models import potential as matching
+from torchweft.demo.models.peers import E3nnPotential
 from torchweft.demo.models.potential import (
     PlainPotential,
     Potential,
@@ -136,6 +137,20 @@ def test_is_as_accurate_as_plain_torch_and_turns(data, model):
     )
 
 
+def test_e3nn_is_given_the_same_network(data, model):
+    """Seen red with: rows of ours given to e3nn in our layout."""
+    pytest.importorskip("e3nn", reason="e3nn is not installed: pip install e3nn")
+    some = data.test.of(torch.arange(4))
+    true = results(like(model, PlainPotential, torch.float64), some)
+    narrow = some.to(CPU, torch.float32)
+    plain, theirs = (
+        results(like(model, kind, torch.float32), narrow)[:2]
+        for kind in (PlainPotential, E3nnPotential)
+    )
+    for exact, one, other in zip(true, plain, theirs, strict=False):
+        assert_as_accurate(other, exact, one - exact)
+
+
 def test_learning_repeats_and_forces_get_better(data, trained):
     losses, network = trained
     torch.manual_seed(0)
@@ -174,7 +189,7 @@ def test_the_chapter_is_written(data, monkeypatch):
     monkeypatch.setattr(o3, "molecules", lambda seed, labels, shakes: data)
     found = o3.chapter(Options(None, Path(), CPU, 0))
     text = "".join(found.blocks)
-    for part in ("EMT", "plain torch", "forces when turned", "energies_and_forces: at least"):
+    for part in ("EMT", "e3nn", "plain torch", "when rotated", "energies_and_forces: at least"):
         assert part in text
 
 

@@ -99,7 +99,7 @@ def test_writes_a_page(cloud_file, tmp_path):
     for part in ("sheet.npy", "1,200", "voxels of edge 0.2", "16 → 16 channels", "by mask, 64"):
         assert part in text
     assert text.count("<img") == 4
-    assert "http" not in text
+    assert "://" not in text
 
 
 def test_a_full_box_is_full(cloud_file, tmp_path):

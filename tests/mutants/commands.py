@@ -1,10 +1,11 @@
-"""Planted bugs of the command: its help, its doctor, progress, files of points."""
+"""Planted bugs of the command: its help, its doctor, progress, files of points, the demo."""
 
 from tests.mutants import Mutant
 
 CLI = "tests/integration/test_cli.py"
 FILES = "tests/integration/test_point_files.py"
 PROGRESS = "tests/integration/test_progress.py"
+CODE = "tests/integration/test_demo_code.py"
 
 MUTANTS = [
     Mutant(
@@ -114,5 +115,53 @@ MUTANTS = [
         "laspy.read(path).xyz)",
         "laspy.read(path).points.array[[*'XYZ']].tolist())",
         FILES + " -k lidar",
+    ),
+    Mutant(
+        "the demo's pages have pictures for wide screens alone",
+        "_data(draw(width)) for width in (WIDE, NARROW)",
+        "_data(draw(WIDE)) for width in (WIDE, NARROW)",
+        CODE + " -k style",
+    ),
+    Mutant(
+        "code on the demo's pages may not scroll",
+        "padding: 16px 20px; overflow-x: auto;",
+        "padding: 16px 20px;",
+        CODE + " -k style",
+    ),
+    Mutant(
+        "captions of the demo's pages are too light",
+        "--soft: #5f6770;",
+        "--soft: #8a929b;",
+        CODE + " -k style",
+    ),
+    Mutant(
+        "words of the demo's tables are too small on phones",
+        "  table { font-size: 14px; }",
+        "  table { font-size: 11px; }",
+        CODE + " -k style",
+    ),
+    Mutant(
+        "the demo shows imports that its code does not use",
+        "names = [alias for alias in node.names if (alias.asname or alias.name) in used]",
+        "names = node.names",
+        CODE + " -k and_no_more",
+    ),
+    Mutant(
+        "the demo shows docstrings",
+        "isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node)",
+        "isinstance(node, ast.ClassDef) and ast.get_docstring(node)",
+        CODE + " -k code_that_ran",
+    ),
+    Mutant(
+        "the demo's ratios are upside down",
+        'return f"{theirs / ours:.{digits}f}',
+        'return f"{ours / theirs:.{digits}f}',
+        CODE + " -k ratios",
+    ),
+    Mutant(
+        "a cloud's motion may be a mirror image",
+        "signs[2] = (u @ v).det()",
+        "pass",
+        CODE + " -k motion_is_fitted",
     ),
 ]

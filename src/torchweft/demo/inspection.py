@@ -7,6 +7,7 @@ tile waste = Σ_tiles (rows of the tile · offsets that one of its rows needs) /
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,7 +147,7 @@ def _cloud(num_points: int, clouds: Mapping[float, SparseTensor], chosen: Layer)
         return (page.cards(numbers),)
     edge = min(fits, key=lambda e: abs(e - chosen.size))
     places = clouds[edge].C[:, 1:]
-    picture = blocks(places, {f"edge {edge:g}": _levels(places[:, 2])}, (), LAND)
+    picture = partial(blocks, places, {f"edge {edge:g}": _levels(places[:, 2])}, (), LAND)
     return page.cards(numbers), page.figure(
         picture, "Its voxels, coloured by height: green is low, white high."
     )
@@ -202,7 +203,7 @@ def _offsets(chosen: Layer) -> tuple[str, ...]:
         f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "
         f"{chosen.size:g}, one square for each place along the third axis."
     )
-    return page.paragraph(text), page.figure(_offsets_picture(chosen), caption)
+    return page.paragraph(text), page.figure(partial(_offsets_picture, chosen), caption)
 
 
 def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
@@ -217,7 +218,7 @@ def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
     head = ["edge, kernel", *(f"{order}, {rows} rows" for order, rows in cases)]
     lines = [(_named(layer), *(f"{layer.waste[case]:.2f}" for case in cases)) for layer in layers]
     caption = "Tile waste: multiplications of the tiles over those of the pairs."
-    picture = _waste_picture([layer for layer in layers if layer.kernel == kernel])
+    picture = partial(_waste_picture, [layer for layer in layers if layer.kernel == kernel])
     return (
         page.paragraph(text),
         page.figure(picture, f"Tile waste with kernel {kernel}³ over the size of voxels."),
@@ -242,7 +243,7 @@ def _groups(chosen: Layer) -> tuple[str, ...]:
     return (
         page.paragraph(text),
         page.figure(
-            _groups_picture(found),
+            partial(_groups_picture, found),
             f"Rows of each group, edge {chosen.size:g}, kernel {chosen.kernel}³, rows in multiples "
             "of 4; above a bar, its offsets.",
         ),
@@ -250,13 +251,13 @@ def _groups(chosen: Layer) -> tuple[str, ...]:
     )
 
 
-def _offsets_picture(layer: Layer) -> bytes:
+def _offsets_picture(layer: Layer, width: float) -> bytes:
     """What part of the voxels has a neighbour at each offset, one square a plane."""
     k = layer.kernel
     share = (100 * layer.counts.double() / layer.voxels).view(k, k, k)
     others = share.flatten().sort().values[: max(k**3 - 1, 1)]
     most = max(float(others[-1]), 1e-9)  # itself, 100 %, would leave no colours for the others
-    figure = Figure(figsize=(9.6, 9.6 / min(max(k, 3), 6) + 0.5), layout="constrained")
+    figure = Figure(figsize=(width, width / min(max(k, 3), 6) + 0.5), layout="constrained")
     axes: Any = figure.subplots(1, k, squeeze=False)
     for plane, axis in enumerate(axes.flat):
         axis.imshow(share[:, :, plane].numpy(), cmap="YlOrBr", vmin=0, vmax=most)
@@ -280,9 +281,9 @@ def _write(axis: Any, rows: list[list[float]], most: float) -> None:
                       fontsize=size)  # fmt: skip
 
 
-def _waste_picture(layers: Sequence[Layer]) -> bytes:
+def _waste_picture(layers: Sequence[Layer], width: float) -> bytes:
     """Tile waste over the size of voxels."""
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    figure = Figure(figsize=(width, max(0.36 * width, 2.8)), layout="constrained")
     axis = figure.subplots()
     sizes = [layer.size for layer in layers]
     for order, colour in (("ascending", GREY), ("by mask", ACCENT)):
@@ -299,9 +300,9 @@ def _waste_picture(layers: Sequence[Layer]) -> bytes:
     return png(figure)
 
 
-def _groups_picture(found: GemmGroups) -> bytes:
+def _groups_picture(found: GemmGroups, width: float) -> bytes:
     """The rows of each group's product, and what of them is padding."""
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    figure = Figure(figsize=(width, max(0.36 * width, 2.8)), layout="constrained")
     axis = figure.subplots()
     places = range(len(found.groups))
     used = [group.req for group in found.groups]

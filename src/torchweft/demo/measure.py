@@ -87,14 +87,18 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+USED = ("torch", "triton", "numba", "numpy", "matplotlib")
+COMPARED = ("e3nn", "pykeops", "spconv")
+
+
 def versions() -> str:
-    """Versions of python and of the packages that torchweft uses."""
+    """Versions of python, of packages that torchweft uses, and of those it is compared with."""
     found = [f"python {platform.python_version()}"]
-    for name in ("torch", "triton", "numba", "numpy", "matplotlib"):
+    for name in USED + COMPARED:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name} installed")
+            found += [f"no {name}"] if name in USED else []
     return ", ".join(found)
 
 
@@ -105,4 +109,5 @@ def machine(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
     processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} processors, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{processor}, {os.cpu_count()} processors, {threads} thread{'s' * (threads > 1)}"

@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: text, tables, pictures inside, light and dark."""
+"""One HTML file that needs nothing else: text, code, tables, pictures inside, light and dark."""
 
 from __future__ import annotations
 
@@ -6,30 +6,42 @@ import base64
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from torchweft.demo.style import STYLE
 from torchweft.errors import BackendError
 
 __all__ = [
+    "NARROW",
+    "SHORT",
+    "WIDE",
     "Chapter",
     "cards",
     "code",
+    "details",
+    "documentation",
     "figure",
     "formula",
+    "leads",
     "make_folder",
     "page",
     "paragraph",
+    "ratio",
     "require_matplotlib",
     "table",
     "times",
 ]
 
+WIDE, NARROW = 8.4, 3.7  # inches of a picture on a desk and on a phone
+OURS = "torchweft"
+SHORT = " On so few points the times below are mostly those of the calls, not of the sums."
+
 
 class Chapter(NamedTuple):
-    """One family at work."""
+    """A section of a page, with its line in the table of contents."""
 
     family: str
     title: str
@@ -41,18 +53,27 @@ def page(
 ) -> str:
     """The whole page; `facts` say what it was made with."""
     body = "".join(
-        f'<section><p class="family">{escape(c.family)}</p><h2>{escape(c.title)}</h2>'
-        f"{''.join(c.blocks)}</section>"
+        f'<section id="{_anchor(c)}"><p class="family">{escape(c.family)}</p>'
+        f"<h2>{escape(c.title)}</h2>{''.join(c.blocks)}</section>"
+        for c in chapters
+    )
+    contents = "".join(
+        f'<li><a href="#{_anchor(c)}">{escape(c.title)}</a> <span>{escape(c.family)}</span></li>'
         for c in chapters
     )
     made = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-        f"<header><h1>{escape(title)}</h1><p>{escape(lead)}</p></header>{body}"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<header><h1>{escape(title)}</h1><p>{escape(lead)}</p></header>"
+        f"<nav><h3>Contents</h3><ol>{contents}</ol></nav>{body}"
         f"<footer><h3>Made with</h3><dl>{made}</dl></footer></main></body></html>\n"
     )
+
+
+def _anchor(chapter: Chapter) -> str:
+    return re.sub(r"\W+", "-", chapter.family.lower())
 
 
 def paragraph(text: str) -> str:
@@ -68,16 +89,27 @@ def formula(html: str) -> str:
 def cards(numbers: Sequence[tuple[str, str]]) -> str:
     """(number, what it is), in large letters; the last one stands out."""
     inner = "".join(f"<div><b>{escape(n)}</b><span>{escape(w)}</span></div>" for n, w in numbers)
-    return f'<div class="cards">{inner}</div>'
+    columns = len(numbers) if len(numbers) < 6 else (len(numbers) + 1) // 2
+    return f'<div class="cards" style="--columns: {columns}">{inner}</div>'
 
 
-def figure(png: bytes, caption: str) -> str:
-    """A picture, carried inside the page."""
-    data = base64.b64encode(png).decode()
+def figure(draw: Callable[[float], bytes], caption: str) -> str:
+    """A picture for wide and one for narrow screens, both carried inside the page.
+
+    Args:
+        draw: a PNG file of so many inches width.
+        caption: below it.
+    """
+    wide, narrow = (_data(draw(width)) for width in (WIDE, NARROW))
     return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{escape(caption)}">'
+        f'<figure><picture><source media="(max-width: 640px)" srcset="{narrow}">'
+        f'<img src="{wide}" alt="{escape(caption)}"></picture>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _data(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], best: int = -1) -> str:
@@ -85,28 +117,53 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], best
     titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join(
         f"<tr{' class=best' if number == best else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(f"<td>{escape(_number(cell))}</td>" for cell in row)
         + "</tr>"
         for number, row in enumerate(rows)
     )
     return (
-        f'<div class="table"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f'<div class="table"><figcaption>{escape(caption)}</figcaption><div class="scroll">'
+        f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div></div>"
     )
 
 
+def _number(cell: str) -> str:
+    """With a minus that no line ends at."""
+    return re.sub(r"(?<=\de)-", "−", cell)
+
+
 def times(caption: str, found: Mapping[str, Mapping[str, float]]) -> str:
-    """Milliseconds of "torchweft" and "torch", and how many times faster, a row a task."""
-    rows = [
+    """Milliseconds of torchweft and of other libraries, with their time over ours; a row a task."""
+    others = [*dict.fromkeys(name for ms in found.values() for name in ms if name != OURS)]
+    rows = []
+    for what, ms in found.items():
+        cells = (f"{ms[o]:.1f} ({ratio(ms[o], ms[OURS])})" if o in ms else "–" for o in others)
+        rows.append((what, f"{ms[OURS]:.1f}", *cells))
+    caption += " In brackets: the time over that of torchweft."
+    return table(caption, ["milliseconds", OURS, *others], rows)
+
+
+def ratio(theirs: float, ours: float) -> str:
+    """How many times as long another way takes."""
+    digits = 1 if theirs >= ours else 2
+    return f"{theirs / ours:.{digits}f}\N{NO-BREAK SPACE}×"
+
+
+def leads(found: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Cards: the time of the first other library over ours, for each task of `times`."""
+    first = {what: next(name for name in ms if name != OURS) for what, ms in found.items()}
+    return [
         (
-            what,
-            f"{ms['torchweft']:.1f}",
-            f"{ms['torch']:.1f}",
-            f"{ms['torch'] / ms['torchweft']:.2f} ×",
+            ratio(found[what][other], found[what][OURS]),
+            f"{what}: time of {other} / time of torchweft",
         )
-        for what, ms in found.items()
+        for what, other in first.items()
     ]
-    return table(caption, ["milliseconds", "torchweft", "plain torch", "ratio"], rows)
+
+
+def details(summary: str, *blocks: str) -> str:
+    """Blocks that are folded away until a reader opens them."""
+    return f"<details><summary>{escape(summary)}</summary>{''.join(blocks)}</details>"
 
 
 def code(text: str) -> str:
@@ -114,57 +171,16 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ground: #fbfaf8; --text: #22262b; --soft: #6a727b;
-  --line: #e2dfd9; --panel: #f3f1ec; --accent: #b8481a; }
-@media (prefers-color-scheme: dark) { :root { --ground: #16181b; --text: #e4e2de; --soft: #98a0a8;
-  --line: #30343a; --panel: #1e2126; --accent: #f08a55; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--text);
-  font: 17px/1.6 "Charter", "Iowan Old Style", "Source Serif 4", Georgia, serif; }
-main { max-width: 940px; margin: 0 auto; padding: 56px 28px 72px; }
-h1, h2, h3, .family, .cards, table, figcaption, dl, header p {
-  font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 40px; line-height: 1.1; letter-spacing: -0.02em; margin: 0 0 10px; }
-header p { color: var(--soft); font-size: 18px; margin: 0; max-width: 44em; }
-section { margin-top: 52px; border-top: 1px solid var(--line); padding-top: 30px; }
-.family { margin: 0; color: var(--accent); font-weight: 650; font-size: 14px;
-  letter-spacing: 0.04em; }
-h2 { font-size: 27px; line-height: 1.2; letter-spacing: -0.01em; margin: 4px 0 14px; }
-h3 { font-size: 15px; margin: 0 0 10px; }
-p { max-width: 42em; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
-  margin: 26px 0; }
-.cards div { background: var(--panel); border-radius: 10px; padding: 16px 18px; }
-.cards b { display: block; font-size: 28px; line-height: 1.15; letter-spacing: -0.02em;
-  font-variant-numeric: tabular-nums; }
-.cards span { color: var(--soft); font-size: 14px; line-height: 1.35; display: block;
-  margin-top: 4px; }
-.cards div:last-child b { color: var(--accent); }
-.formula { background: var(--panel); border-radius: 10px; padding: 18px 24px; margin: 24px 0;
-  font-size: 19px; line-height: 1.7; overflow-x: auto; white-space: nowrap; }
-figure { margin: 30px 0; }
-img { width: 100%; display: block; }
-figcaption { color: var(--soft); font-size: 14px; line-height: 1.45; margin-top: 8px; }
-.table { overflow-x: auto; margin: 30px 0; }
-table { border-collapse: collapse; width: 100%; font-size: 15px; line-height: 1.4;
-  font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); font-size: 14px; padding-bottom: 8px; }
-th, td { text-align: right; padding: 7px 0 7px 20px; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); font-size: 13px; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; }
-.best td { font-weight: 650; color: var(--accent); }
-code { font-size: 0.85em; }
-pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
-pre { background: var(--panel); border-radius: 10px; padding: 16px 20px; overflow-x: auto;
-  font-size: 13px; line-height: 1.5; }
-footer { margin-top: 56px; border-top: 1px solid var(--line); padding-top: 26px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 24px; margin: 0;
-  font-size: 14px; }
-dt { color: var(--soft); }
-dd { margin: 0; }
-"""
+def documentation(pages: Mapping[str, str]) -> str:
+    """Links to pages of the documentation, by what they are; without a checkout, their names."""
+    root = Path(__file__).resolve().parents[3] / "docs"
+    found = []
+    for what, name in pages.items():
+        built, text = root / f"_build/html/{name}.html", root / f"{name}.md"
+        path = built if built.is_file() else text
+        link = f'<a href="{path.as_uri()}">{escape(what)}</a>'
+        found.append(link if path.is_file() else f"{escape(what)} (docs/{name}.md)")
+    return f'<p class="more">Read more: {" · ".join(found)}</p>'
 
 
 def require_matplotlib() -> None:

@@ -1,49 +1,49 @@
-"""reductions: kernel smoothing, dense and block-sparse; the cheapest way to level the ground.
-
-    cut  a_i ∝ max(h_i − h̄, 0) at p_i        fill  b_j ∝ max(h̄ − h_j, 0) at p_j
-
-Heights h are over the plane that the points lie along.  Earth above the mean goes to where ground
-is missing by optimal transport from a to b; the gradient of its cost says where the earth of a
-point goes, p_i − (∂cost/∂p_i) / a_i.
-"""
+"""reductions: kernel smoothing over all pairs and over blocks of pairs; optimal transport."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchweft.demo import Options, page
 from torchweft.demo.data.surface import Surface, load, split
 from torchweft.demo.measure import interleaved, timed
-from torchweft.demo.pictures import ACCENT, GREY, height_of, png
-from torchweft.reductions import BlockSparsity, LazyTensor, SamplesLoss
-from torchweft.reductions.cluster.points import (
-    cluster_ranges_centroids,
-    grid_cluster,
-    sort_clusters,
+from torchweft.demo.models import transport
+from torchweft.demo.models.peers import installed
+from torchweft.demo.models.transport import (
+    Motion,
+    angle,
+    carried,
+    heaps,
+    levelling,
+    registered,
+    scans,
 )
+from torchweft.demo.pictures import earthworks, overlaid
+from torchweft.demo.snippets import shown
+from torchweft.reductions import BlockSparsity, LazyTensor
+from torchweft.reductions.cluster import grid_cluster, sort_clusters
 
-__all__ = ["Levelling", "arrows", "carried", "chapter", "heaps", "levelling"]
+__all__ = ["chapter"]
 
 POINTS = 150_000  # all pairs are some seconds of two cores
 WIDTH = 1.5  # σ of the kernel, in spacings of the points
 REACH = 5.0  # radius, in σ: the weight beyond is below e^−12.5
 CELL = 6.0  # edge of the clusters, in spacings
 ROUNDS = 3  # of what some of the points need; all pairs of all are timed once
-FEW = 512  # points whose sums plain torch and float64 form too: of all they would take minutes
-BLOCK = 256  # rows of a block of plain torch
+FEW = 128  # points whose sums others and float64 form too: of all they would take minutes
+BLOCK = 64  # rows of a block of plain torch
 
 _FORMULA = (
-    "<i>m<sub>i</sub></i> = Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> <i>p<sub>j</sub></i> / "
-    "Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> &emsp; <i>k<sub>ij</sub></i> = exp(−|"
-    "<i>q<sub>i</sub></i> − <i>q<sub>j</sub></i>|² / 2σ²) &emsp; "
-    "<i>p<sub>i</sub></i> ← <i>p<sub>i</sub></i> + ⟨<i>m<sub>i</sub></i> − "
-    "<i>p<sub>i</sub></i>, <i>n<sub>i</sub></i>⟩ <i>n<sub>i</sub></i>"
+    "<span><i>m<sub>i</sub></i> = Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> <i>p<sub>j</sub></i> "
+    "/ Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i></span> <span><i>k<sub>ij</sub></i> = exp(−|"
+    "<i>q<sub>i</sub></i> − <i>q<sub>j</sub></i>|² / 2σ²)</span> "
+    "<span><i>p<sub>i</sub></i> ← <i>p<sub>i</sub></i> + ⟨<i>m<sub>i</sub></i> − "
+    "<i>p<sub>i</sub></i>, <i>n<sub>i</sub></i>⟩ <i>n<sub>i</sub></i></span>"
 )
 
 
@@ -56,6 +56,11 @@ class Part(NamedTuple):
     normal: Tensor  # (N, 3) along which points move
     mask: BlockSparsity  # pairs of clusters within reach
 
+    @property
+    def values(self) -> Tensor:
+        """(N, 4) what is summed: points, and 1 for the sum of the weights."""
+        return torch.cat([self.noisy, torch.ones_like(self.noisy[:, :1])], 1)
+
 
 class Result(NamedTuple):
     """What one way to smooth gave."""
@@ -66,25 +71,28 @@ class Result(NamedTuple):
 
 
 def chapter(options: Options) -> page.Chapter:
-    """Smooth a part of the surface in two ways, then level all of it."""
+    """Smooth a part of the surface in two ways, then carry earth or lay scans onto each other."""
     surface = load(options.points, options.seed, options.key)
     part = _part(surface, options.device)
     smooth = {
         "all pairs": partial(smoothed, part, None),
-        "blocks": partial(smoothed, part, part.mask),
+        "blocks of pairs": partial(smoothed, part, part.mask),
     }
     results, restored = _compared(part, smooth, options.device)
-    ground = levelling(surface)
-    aims, seconds = timed(partial(carried, ground, options.device), options.device)
+    times = _times(part, options.device)
     before, after = (_rms(values - part.truth) for values in (part.noisy, restored))
+    transported = _levelled(surface, options) if surface.grid else _laid_over(surface, options)
     return page.Chapter(
         "torchweft.reductions",
-        "Sums over all pairs, and over the pairs that matter",
+        "Sums over all pairs of points, and optimal transport",
         (
-            *_story(surface, part, results, (before, after)),
+            *_story(surface, part, results, times, (before, after)),
             _table(part, results),
-            _times_table(part, options.device),
-            page.figure(arrows(ground, aims), _caption(surface, ground, aims, seconds)),
+            _times_table(part, times),
+            *transported,
+            page.documentation(
+                {"reductions": "families/reductions", "KeOps programs": "how-to/run_keops_code"}
+            ),
         ),
     )
 
@@ -109,44 +117,64 @@ def smoothed(part: Part, mask: BlockSparsity | None, rows: slice = slice(None)) 
     return noisy + (change * normal).sum(1, keepdim=True) * normal
 
 
-def weighted(part: Part, x: Tensor, mask: BlockSparsity | None = None) -> Tensor:
-    """Σ_j k(x_i, q_j) (p_j, 1): (len(x), 4)."""
-    squares = (LazyTensor(x[:, None, :]) - LazyTensor(part.base[None, :, :])) ** 2
-    kernel = (-squares.sum(-1) / 2).exp()
+def weighted(
+    part: Part, x: Tensor, mask: BlockSparsity | None = None, lazy: Any = LazyTensor
+) -> Tensor:
+    """Σ_j k(x_i, q_j) (p_j, 1): (len(x), 4); `lazy` may be that of KeOps."""
+    squares = (lazy(x[:, None, :]) - lazy(part.base[None, :, :])) ** 2
+    kernel = (-squares.sum(-1) / 2).exp()  # of all pairs; it is never stored
     if mask is not None:
-        kernel.ranges = mask.ranges
-    sums: Tensor = kernel @ _values(part)
+        kernel.ranges = mask.ranges  # the pairs of clusters that are near each other
+    sums: Tensor = kernel @ part.values
     return sums
 
 
 def plain_weighted(part: Part, x: Tensor) -> Tensor:
     """The same in plain torch, over blocks of rows."""
-    values = _values(part)
     kernels = (
         torch.cdist(rows, part.base).square().div(-2).exp() for rows in torch.split(x, BLOCK)
     )
-    return torch.cat([kernel @ values for kernel in kernels])
+    return torch.cat([kernel @ part.values for kernel in kernels])
 
 
 def _few(part: Part) -> slice:
     return slice(None, None, -(-len(part.base) // FEW))
 
 
-def _values(part: Part) -> Tensor:
-    return torch.cat([part.noisy, torch.ones_like(part.noisy[:, :1])], 1)
+def _times(part: Part, device: torch.device) -> dict[str, dict[str, float]]:
+    """Milliseconds of torchweft, pykeops and plain torch for the sums of some of the points."""
+    few = part.base[_few(part)].contiguous()
+    ways: dict[str, Callable[[Part, Tensor], Tensor]] = {"torchweft": weighted}
+    if installed("pykeops"):
+        import pykeops.torch
+
+        ways["pykeops"] = partial(weighted, lazy=pykeops.torch.LazyTensor)
+    ways["plain torch"] = plain_weighted
+
+    def gradient(way: Callable[[Part, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        x, base = (t.detach().requires_grad_() for t in (few, part.base))
+        return torch.autograd.grad(way(part._replace(base=base), x).sum(), (x, base))
+
+    sums = {name: partial(way, part, few) for name, way in ways.items()}
+    gradients = {name: partial(gradient, way) for name, way in ways.items()}
+    return {
+        "sum": interleaved(sums, device, ROUNDS),
+        "sum and gradient": interleaved(gradients, device, ROUNDS),
+    }
 
 
-def _times_table(part: Part, device: torch.device) -> str:
-    """All pairs of some points, in torchweft and in plain torch."""
-    few = part.base[_few(part)]
-    ways = {"torchweft": partial(weighted, part, few), "torch": partial(plain_weighted, part, few)}
-    ms = interleaved(ways, device, ROUNDS)
-    caption = (
-        "The sums of some of the points over all pairs, in torchweft and in plain torch (cdist, "
-        "exp and "
-        f"a product of matrices, {BLOCK} rows at a time), taking turns; medians."
+def _times_table(part: Part, times: Mapping[str, Mapping[str, float]]) -> str:
+    keops = (
+        "pykeops: the same lines with its LazyTensor. "
+        if installed("pykeops")
+        else "pykeops is not installed here: pip install pykeops adds it. "
     )
-    return page.times(caption, {f"{len(few):,} × {len(part.base):,} pairs": ms})
+    caption = (
+        f"The sums of {len(part.base[_few(part)]):,} of the points over all {len(part.base):,}, "
+        f"and their gradients by all points. {keops}Plain torch: cdist, exp and a product of "
+        f"matrices, {BLOCK} rows at a time. Medians; the calls alternate."
+    )
+    return page.times(caption, times)
 
 
 def _compared(
@@ -157,7 +185,7 @@ def _compared(
     )
     few = _few(part)
     exact = smoothed(wide, None, few)
-    pairs = {"all pairs": len(part.base) ** 2, "blocks": part.mask.num_pairs()}
+    pairs = {"all pairs": len(part.base) ** 2, "blocks of pairs": part.mask.num_pairs()}
     results = {}
     for name, way in ways.items():
         way()  # compiles
@@ -172,22 +200,39 @@ def _rms(error: Tensor) -> float:
 
 
 def _story(
-    surface: Surface, part: Part, results: dict[str, Result], rms: tuple[float, float]
+    surface: Surface,
+    part: Part,
+    results: dict[str, Result],
+    times: Mapping[str, Mapping[str, float]],
+    rms: tuple[float, float],
 ) -> list[str]:
-    dense, sparse = results["all pairs"], results["blocks"]
+    dense, sparse = results.values()
     text = (
-        f"{len(part.base):,} noisy points of {surface.name} are smoothed by Gaussian weights "
-        f"with σ = {WIDTH:g} spacings. Every point is compared with every other, "
-        "and no matrix is stored. Beyond a few σ the weights are nothing: clusters of points whose "
-        f"boxes are farther apart than {REACH:g} σ are left out, and no pair within it is lost."
+        f"{len(part.base):,} noisy points of {surface.name} are smoothed: each moves towards the "
+        f"mean of all points under Gaussian weights with σ = {WIDTH:g} spacings. All pairs of "
+        "points are summed, and no matrix of pairs is stored. Most weights are nearly zero: where "
+        f"the boxes around two clusters of points are more than {REACH:g} σ apart, their pairs can "
+        f"be left out, which leaves {100 * sparse.pairs / dense.pairs:.3g}% of all pairs."
     )
+    if surface.small:
+        text += page.SHORT
+    unit = surface.unit if surface.grid else "sp."
+    faster = page.ratio(dense.milliseconds, sparse.milliseconds)
     numbers = [
-        (f"{100 * sparse.pairs / dense.pairs:.3g}%", "of the pairs are left"),
-        (f"{sparse.error:.1e}", "error against all pairs in float64"),
-        (f"{rms[0]:#.3g} → {rms[1]:#.3g}", f"distance to the truth [{surface.unit}], RMS"),
-        (f"{dense.milliseconds / sparse.milliseconds:.1f} ×", "the speed of all pairs"),
+        (
+            f"{rms[0]:#.3g}\N{NO-BREAK SPACE}{unit}",
+            "error of the constant guess: the points as measured",
+        ),
+        *page.leads(times),
+        (faster, "time of all pairs / time of blocks of pairs"),
+        (f"{rms[1]:#.3g}\N{NO-BREAK SPACE}{unit}", "error after smoothing"),
     ]
-    return [page.paragraph(text), page.cards(numbers), page.formula(_FORMULA)]
+    return [
+        page.paragraph(text),
+        page.cards(numbers),
+        page.formula(_FORMULA),
+        shown(weighted, smoothed),
+    ]
 
 
 def _table(part: Part, results: dict[str, Result]) -> str:
@@ -196,109 +241,67 @@ def _table(part: Part, results: dict[str, Result]) -> str:
         for name, r in results.items()
     ]
     caption = (
-        f"Smoothing {len(part.base):,} points in float32, after a first call that compiles. "
-        f"Errors: of {len(part.base[_few(part)]):,} points, against all pairs in float64, as parts "
-        "of how far they are moved."
+        f"Smoothing {len(part.base):,} points in float32, without the first call, which compiles. "
+        f"Error: of {len(part.base[_few(part)]):,} points, against all pairs in float64, relative "
+        "to how far they are moved."
     )
     return page.table(caption, ["", "pairs", "milliseconds", "error"], rows)
 
 
-def _caption(surface: Surface, ground: Levelling, aims: Tensor, seconds: float) -> str:
-    way = (aims - ground.cut).norm(dim=1)
-    mean = float((ground.amount * way).sum()) * ground.side
-    return (
-        "Levelling the ground: earth above the mean height goes where ground is missing, by "
-        f"optimal transport (Sinkhorn, cost |x − y|²/2, blur {BLUR:g} of the longer side). "
-        f"{len(ground.cut):,} points give, {len(ground.fill):,} take, a mean way of {mean:,.0f} "
-        f"{surface.unit}; {seconds:.1f} s with its gradient, compilation included. Drawn cell by "
-        "cell; arrows: the largest heaps, from the gradient of the cost."
-    )
-
-
-CELLS = 40  # of the picture, along the longer side
-BLUR = 0.02  # of the longer side
-COLOURS = ("#b98d5c", "#3f7cac")  # cut, fill
-SHOWN = 120  # arrows
-
-
-class Levelling(NamedTuple):
-    """Where earth is and where it is missing, in units of the longer side."""
-
-    cut: Tensor  # (M, 2)
-    amount: Tensor  # (M,) share of the earth
-    fill: Tensor  # (N, 2)
-    room: Tensor  # (N,) share of the room
-    side: float  # the longer side, in the surface's unit
-
-
-def levelling(surface: Surface) -> Levelling:
-    """The points of a surface above its mean height, and those below."""
-    places, height = _laid_flat(surface)
-    side = float((places.amax(0) - places.amin(0)).max())
-    places = (places - places.amin(0)) / side
-    above = height - height.mean()
-    up, down = above > 0, above < 0
-    amount, room = (part / part.sum() for part in (above[up], above[down]))
-    return Levelling(places[up], amount, places[down], room, side)
-
-
-def _laid_flat(surface: Surface) -> tuple[Tensor, Tensor]:
-    """(N, 2) places and (N,) heights: of a map its own, of a cloud along its axes."""
-    if surface.grid:
-        return surface.truth[:, :2], surface.truth[:, 2]
-    centred = surface.truth - surface.truth.mean(0)
-    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)
-    turned = centred @ axes
-    return turned[:, :2], turned[:, 2]
-
-
-def carried(ground: Levelling, device: torch.device) -> Tensor:
-    """(M, 2) where the earth of each point goes, on average."""
-    loss = SamplesLoss(blur=BLUR, debias=False)
-    cut, amount, fill, room = (t.to(device) for t in ground[:4])
-    cut = cut.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(amount, cut, room, fill), cut)
-    return (cut.detach() - gradient / amount.unsqueeze(1)).cpu()
-
-
-def heaps(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """(C, D) means of values under the weights `share`, and (C,) sums of these, by cell.
-
-    The first two columns of values are places; cells are those of the picture.
-    """
-    labels = grid_cluster(values[:, :2], 1 / CELLS)
-    _, means, shares = cluster_ranges_centroids(values, labels, weights=share)
-    return means, shares
-
-
-def arrows(ground: Levelling, aims: Tensor) -> bytes:
-    """Earth and room, cell by cell, and the ways of the largest heaps."""
-    means, amount = heaps(torch.cat([ground.cut, aims], 1), ground.amount)
+def _levelled(surface: Surface, options: Options) -> tuple[str, ...]:
+    """A map is levelled: earth above its mean height goes to where ground is missing."""
+    ground = levelling(surface)
+    inputs = (part.to(options.device) for part in ground[:4])
+    aims, seconds = timed(partial(carried, *inputs), options.device)
+    way = (aims.cpu() - ground.cut).norm(dim=1)
+    means, share = heaps(torch.cat([ground.cut, aims.cpu()], 1), ground.amount)
     starts, ends = means.tensor_split(2, 1)
-    holes, room = heaps(ground.fill, ground.room)
-    height = height_of(torch.cat([starts, holes]), most=7.4)
-    figure = Figure(figsize=(9.6, height), layout="constrained")
-    axis = figure.subplots()
-    for places, share, colour, name in (
-        (starts, amount, COLOURS[0], "earth to carry away"),
-        (holes, room, COLOURS[1], "room to fill"),
-    ):
-        x, y = places.T.numpy()
-        sizes = (60 * share / share.max()).numpy()
-        axis.scatter(x, y, s=sizes, color=colour, linewidths=0, alpha=0.55, label=name)
-    largest = amount.argsort(descending=True)[:SHOWN]
-    starts, ways = starts[largest], (ends - starts)[largest]
-    axis.quiver(
-        *starts.T.numpy(),
-        *ways.T.numpy(),
-        angles="xy",
-        scale_units="xy",
-        scale=1,
-        width=0.0026,
-        color=ACCENT,
-        zorder=2,
+    text = (
+        "Optimal transport is a sum over all pairs too. Level the map: carry the earth from above "
+        "the mean height (brown) to where ground is missing (blue), on the shortest ways in total. "
+        f"{len(ground.cut):,} points give earth and {len(ground.fill):,} take it; the mean way is "
+        f"{float((ground.amount * way).sum()) * ground.side:,.0f} {surface.unit}. Found in "
+        f"{seconds:.1f} s with its gradient, the first call included."
     )
-    axis.set_aspect("equal")
-    axis.set_axis_off()
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=GREY)
-    return png(figure)
+    caption = (
+        "Where the earth goes. An arrow begins at the middle of a heap, the earth of one square of "
+        "a grid, and ends at the middle of where it is carried. Thicker arrows carry more."
+    )
+    return (
+        page.paragraph(text),
+        shown(carried),
+        page.figure(partial(earthworks, surface, (starts, ends, share)), caption),
+    )
+
+
+def _laid_over(surface: Surface, options: Options) -> tuple[str, ...]:
+    """A cloud's second scan is laid onto its first."""
+    found = scans(surface, options.seed)
+    fixed, moving = (points.to(options.device) for points in found[:2])
+    motion, seconds = timed(partial(registered, moving, fixed), options.device)
+    motion = Motion(*(part.cpu() for part in motion))
+    still = Motion(torch.eye(3), torch.zeros(3))
+    truth = found.back(found.moving)
+    rows = [
+        (name, f"{angle(m, found.back):.2f}°", f"{_rms(m(found.moving) - truth):.3f}")
+        for name, m in (("constant guess: no motion", still), ("found by transport", motion))
+    ]
+    text = (
+        f"Optimal transport is a sum over all pairs too. Here it lays two scans of the cloud onto "
+        f"each other: {len(fixed):,} of the noisy points, and {len(moving):,} others that were "
+        f"rotated by {transport.ROTATION:g}° and shifted. In each of {transport.STEPS} steps the "
+        "gradient of the transport cost says where each point should go, and the rotation and "
+        f"shift that fit best are taken. {seconds:.1f} s, the first call included."
+    )
+    views = {"before": found.moving, "after": motion(found.moving)}
+    caption = "The two scans before and after, from the flattest side of the cloud."
+    errors = (
+        "Error of the rotation, and root mean square distance of the points to where they belong, "
+        "in units of the cloud's radius (the root mean square distance from its middle)."
+    )
+    return (
+        page.paragraph(text),
+        shown(registered),
+        page.figure(partial(overlaid, found.fixed, views), caption),
+        page.table(errors, ["", "rotation", "distance"], rows, 1),
+    )

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchweft.demo import Options, page
 from torchweft.demo.data.surface import SHARE, Part, Surface, kinds_of, landforms, load, split
 from torchweft.demo.measure import OpError, interleaved, op_errors
+from torchweft.demo.models.peers import SpconvSegmenter, installed
 from torchweft.demo.models.segmenter import (
-    PlainSegmenter,
     Segmenter,
     confusion,
     fit,
+    plain,
     predicted,
     step_of,
 )
-from torchweft.demo.pictures import blocks, curve
+from torchweft.demo.pictures import WINDOW, blocks, curve
+from torchweft.demo.snippets import shown
 from torchweft.voxels import SparseTensor, kernel_map, sparse_conv, sparse_inverse_conv
 from torchweft.voxels.reference import dense_conv
 
@@ -29,49 +31,79 @@ COLOURS = ("#3f7cac", "#cfc6b4", "#b8481a")  # of the kinds
 ROUNDS = 9
 FEW = 600  # voxels: a dense box of them is small enough for float64
 
+LEAST = 4096  # points of a cloud of which a network can learn
+
 _FORMULA = (
-    "<i>y</i>[<i>o</i>] = Σ<sub><i>k</i></sub> <i>x</i>[in(<i>o</i>, <i>k</i>)] "
-    "<i>w</i>[<i>k</i>] &emsp; in(<i>o</i>, <i>k</i>): the voxel at offset <i>k</i> from "
-    "<i>o</i>, where there is one"
+    "<span><i>y</i>[<i>o</i>] = Σ<sub><i>k</i></sub> <i>x</i>[in(<i>o</i>, <i>k</i>)] "
+    "<i>w</i>[<i>k</i>]</span> <span>in(<i>o</i>, <i>k</i>): the voxel at offset <i>k</i> from "
+    "<i>o</i>, where there is one</span>"
 )
 
 
 def chapter(options: Options) -> page.Chapter:
-    """Learn on one part of the surface, tell the kinds of voxels of the other."""
-    surface = load(options.points, options.seed, options.key)
+    """Learn on one part of the surface, predict the kinds of voxels of the other."""
+    surface, why = _surface(options)
     tiles, test = landforms(surface, options.device)
     torch.manual_seed(options.seed)
     model = Segmenter().to(options.device)
     losses = fit(model, tiles, options.seed)
     scores = predicted(model, test.tensor)
     table = confusion(scores.argmax(1), test.label)
-    plain = PlainSegmenter().to(options.device)
-    plain.load_state_dict(model.state_dict())
-    times = _times(model, plain, tiles[0], test)
-    chance = _entropy(torch.cat([tile.label for tile in tiles]))
+    times = _times(model, tiles[0], test)
+    every = torch.cat([tile.label for tile in tiles])
     places, kinds = test.tensor.C[:, 1:], kinds_of(surface)
-    views = {"computed from the surface": test.label, "learned": scores.argmax(1)}
+    views = {"computed from the surface": test.label, "predicted": scores.argmax(1)}
+    levels = {"frequencies alone": _entropy(every)}
     return page.Chapter(
         "torchweft.voxels",
-        "A network that knows a ridge when it sees one",
+        "Sparse convolutions: the kinds of voxels",
         (
-            *_story(surface, tiles, test, table, times),
+            page.paragraph(f"{why}{_text(surface, test)}"),
+            page.cards(_numbers(every, test, table, times)),
+            page.formula(_FORMULA),
+            page.paragraph(_meaning(tiles, test)),
+            shown(Segmenter),
             page.figure(
-                blocks(places, views, kinds, COLOURS),
-                "The held-out part as the network sees it: voxels, here coloured by kind. "
-                f"The same for {float(table.diag().sum() / table.sum()):.1%} of them.",
+                partial(blocks, places, views, kinds, COLOURS),
+                _VOXELS,
             ),
             _kinds_table(kinds, table),
-            page.figure(
-                curve(losses, {"shares of the kinds": chance}, "cross entropy"),
-                f"Learning: cross entropy of each of {len(losses)} steps, one tile a step, and its "
-                "root mean square over 21 steps. Dashed: knowing only how frequent each kind is.",
-            ),
-            _network_table(model, plain, test.tensor),
-            _accuracy_table(tiles[0].tensor),
             _times_table(times, tiles[0], test),
+            page.figure(partial(curve, losses, levels, "cross entropy"), _CURVE),
+            page.details(
+                "How exact: the network and its layers against float64",
+                _network_table(model, test.tensor),
+                _accuracy_table(tiles[0].tensor),
+            ),
+            page.documentation(
+                {"voxels": "families/voxels", "spconv programs": "how-to/run_spconv_code"}
+            ),
         ),
     )
+
+
+_VOXELS = (
+    "The held-out part as the network sees it: voxels, here coloured by kind. Above, the true "
+    "kinds; below, what the network predicts."
+)
+_CURVE = (
+    f"Training, on a logarithmic axis. Thin: the cross entropy of each step, on one tile. Thick: "
+    f"the median of {WINDOW} steps. Dashed: the constant guess, which knows only how frequent each "
+    "kind is."
+)
+
+
+def _surface(options: Options) -> tuple[Surface, str]:
+    """What is learned, and why it is not the cloud that was given."""
+    surface = load(options.points, options.seed, options.key)
+    count = len(surface.truth)
+    if surface.grid or count >= LEAST:
+        return surface, ""
+    why = (
+        f"{surface.name} has {count:,} points, too few to train on its voxels ({LEAST:,} are "
+        "needed): this chapter uses the elevation model that comes with matplotlib. "
+    )
+    return load(None, options.seed), why
 
 
 def _entropy(label: Tensor) -> float:
@@ -80,66 +112,87 @@ def _entropy(label: Tensor) -> float:
     return float(torch.special.entr(share).sum())
 
 
-def _times(
-    model: Segmenter, plain: Segmenter, tile: Part, test: Part
-) -> dict[str, dict[str, float]]:
-    """Milliseconds of torchweft and of plain torch, turn by turn."""
-    models = {"torchweft": model, "torch": plain}
-    steps = {name: step_of(m, tile) for name, m in models.items()}
-    passes = {name: partial(predicted, m, test.tensor) for name, m in models.items()}
+def _times(model: Segmenter, tile: Part, test: Part) -> dict[str, dict[str, float]]:
+    """Milliseconds of torchweft, spconv and plain torch, in turns."""
     device = tile.label.device
+    models: dict[str, nn.Module] = {"torchweft": model, "plain torch": plain(model)}
+    passes = {name: partial(predicted, m, test.tensor) for name, m in models.items()}
+    fresh: dict[str, nn.Module] = {"torchweft": model}
+    if _has_spconv(device):
+        fresh["spconv"] = SpconvSegmenter(model)
+    new = {name: partial(_predicted_anew, m, test.tensor) for name, m in fresh.items()}
     # learned statistics move while a step is timed: the passes come first
-    predicting = interleaved(passes, device, ROUNDS)
-    return {
-        "one step of learning": interleaved(steps, device, ROUNDS),
-        "prediction of the held-out part": predicting,
-    }
+    found = {"inference": interleaved(passes, device, ROUNDS)}
+    if len(new) > 1:
+        found["inference on new voxels"] = interleaved(new, device, ROUNDS)
+    steps = {name: step_of(m, tile) for name, m in models.items()}
+    return {"training step": interleaved(steps, device, ROUNDS), **found}
 
 
-def _story(
-    surface: Surface,
-    tiles: Sequence[Part],
-    test: Part,
-    table: Tensor,
-    times: dict[str, dict[str, float]],
-) -> list[str]:
-    """What was done, with the numbers that matter."""
-    box = torch.tensor(test.tensor.spatial_shape).prod()
+def _has_spconv(device: torch.device) -> bool:
+    """Whether spconv is there and right: on the CPU its results are wrong with several threads."""
+    return installed("spconv") and (device.type == "cuda" or torch.get_num_threads() == 1)
+
+
+def _predicted_anew(model: nn.Module, tensor: SparseTensor) -> Tensor:
+    """Scores of voxels that are seen for the first time: their neighbours are found too."""
+    fresh = SparseTensor(tensor.feats, tensor.C, tensor.spatial_shape, tensor.batch_size)
+    return predicted(model, fresh)
+
+
+def _text(surface: Surface, test: Part) -> str:
+    """What was done."""
     low, middle, high = kinds_of(surface)
     measure = (
-        "the mean curvature of its smoothed heights"
+        "the mean curvature of the smoothed heights"
         if surface.grid
-        else "how far the neighbours of a point leave their plane (surface variation)"
+        else "how far the neighbours of a point lie from a plane (surface variation)"
     )
-    text = (
-        f"{surface.name} again, now as voxels of three kinds, told apart by {measure}: the lowest "
-        f"{SHARE:.0%} of those that are learned from are “{low}”, the highest {SHARE:.0%} "
-        f"“{high}”, all others “{middle}”. The network is given neither that number nor the "
-        "altitude. It sees which voxels are there, and how high the surface lies within each. "
-        "Every number below is of a part that it has never seen: "
-        f"{len(test.label):,} voxels in a box of {int(box):,}."
+    return (
+        f"{surface.name}, as voxels of three kinds by {measure}: the lowest {SHARE:.0%} of the "
+        f"training part are “{low}”, the highest {SHARE:.0%} “{high}”, the others “{middle}”. A "
+        "sparse U-Net predicts the kind of each voxel from which voxels there are and how high the "
+        "surface lies within each; it is given neither the curvature nor the altitude. Every "
+        "number below is of the held-out part: "
+        f"{len(test.label):,} voxels in a box of {_box(test):,}."
     )
-    pairs = float(kernel_map(test.tensor, 3).counts.sum()) / len(test.label)
-    overlap = _overlaps(table)
-    numbers = [
-        (f"{pairs:.1f}", "neighbours of a voxel at the 27 offsets, itself too"),
-        (f"{100 * len(test.label) / int(box):.3g}%", "of the box are voxels"),
-        (f"{times['one step of learning']['torchweft']:.0f} ms", "for a step of learning"),
-        (f"{float(overlap.mean()):.2f}", "mean overlap (IoU) with the truth"),
-    ]
-    meaning = (
-        "Submanifold convolutions keep the voxels as they are, strided ones go to a coarser level, "
-        "inverse ones back to the very voxels that they came from. The pairs are found once "
-        "for each set of voxels and cached with it; empty space costs nothing. No sum "
-        "depends on the order of the rows or of threads: learning repeats bit for bit. "
-        f"{len(tiles)} tiles are learned from, three in four of them mirror images."
-    )
+
+
+def _box(part: Part) -> int:
+    """Voxels that its box has room for."""
+    return int(torch.tensor(part.tensor.spatial_shape).prod())
+
+
+def _numbers(
+    every: Tensor, test: Part, table: Tensor, times: dict[str, dict[str, float]]
+) -> list[tuple[str, str]]:
+    """The numbers that matter."""
+    guess = torch.full_like(test.label, int(torch.bincount(every).argmax()))
+    constant = confusion(guess, test.label)
     return [
-        page.paragraph(text),
-        page.cards(numbers),
-        page.formula(_FORMULA),
-        page.paragraph(meaning),
+        (f"{_share(constant):.1%}", "right by the constant guess: the most frequent kind"),
+        (f"{float(_overlaps(constant).mean()):.2f}", "mean overlap (IoU) of that guess"),
+        *page.leads(times),
+        (f"{float(_overlaps(table).mean()):.2f}", "mean overlap (IoU) of the network"),
+        (f"{_share(table):.1%}", "right by the network"),
     ]
+
+
+def _share(table: Tensor) -> float:
+    """Of the voxels that are right."""
+    return float(table.diag().sum() / table.sum())
+
+
+def _meaning(tiles: Sequence[Part], test: Part) -> str:
+    pairs = float(kernel_map(test.tensor, 3).counts.sum()) / len(test.label)
+    return (
+        "Submanifold convolutions keep the voxels as they are, strided ones lead to a coarser "
+        "level, inverse ones back to the same voxels. Only pairs of voxels that are there are "
+        f"multiplied: {pairs:.1f} of 27 neighbours, in a box of which "
+        f"{100 * len(test.label) / _box(test):.3g}% are voxels. The pairs are found once for each "
+        "set of voxels and kept with it. Sums have a fixed order: training repeats bit for bit. "
+        f"It uses {len(tiles)} tiles, three in four of them mirror images."
+    )
 
 
 def _overlaps(table: Tensor) -> Tensor:
@@ -153,26 +206,23 @@ def _kinds_table(kinds: Sequence[str], table: Tensor) -> str:
         (name, *(f"{int(n):,}" for n in line), f"{float(overlap):.2f}")
         for name, line, overlap in zip(kinds, table, _overlaps(table), strict=True)
     ]
-    caption = (
-        "Voxels of the held-out part: what they are (rows) and what they were taken for (columns)."
-    )
+    caption = "Voxels of the held-out part: their kinds (rows), and what is predicted (columns)."
     return page.table(caption, ["", *kinds, "IoU"], rows)
 
 
-def _network_table(model: Segmenter, plain: Segmenter, tensor: SparseTensor) -> str:
+def _network_table(model: Segmenter, tensor: SparseTensor) -> str:
     """The network's output against float64."""
-    oracle = PlainSegmenter().to(tensor.device, torch.float64)
-    oracle.load_state_dict(model.state_dict())
+    oracle = plain(model).double()
     exact = predicted(oracle, tensor.to(torch.float64))
     rows = []
-    for name, network in {"torchweft": model, "plain torch": plain}.items():
+    for name, network in {"torchweft": model, "plain torch": plain(model)}.items():
         scores = predicted(network, tensor).double()
         error = float((scores - exact).norm() / exact.norm())
         differing = int((scores.argmax(1) != exact.argmax(1)).sum())
         rows.append((name, f"{error:.1e}", f"{differing:,}"))
     caption = (
         "The scores of the held-out part against plain torch in float64, and how many voxels "
-        "another kind would win."
+        "would get another kind."
     )
     return page.table(caption, ["float32", "relative error", "other kinds"], rows)
 
@@ -222,19 +272,24 @@ def _accuracies(tensor: SparseTensor) -> list[OpError]:
 def _accuracy_table(tensor: SparseTensor) -> str:
     rows = [(a.name, f"{a.relative:.1e}", f"{a.ratio:.2g}") for a in _accuracies(tensor)]
     caption = (
-        f"Error of each kind of layer on {FEW} voxels or fewer, against torch's dense convolution "
-        "of their box in float64. The last column is the worst element's error over its bound, "
-        "computed from its terms: below 1 is right."
+        f"Each kind of layer on {FEW} voxels or fewer, against torch's dense convolution of their "
+        "box in float64. The last column is the error of the worst element over its bound, which "
+        "is computed from its terms: below 1 is right."
     )
     return page.table(caption, ["float32", "relative error", "error / bound"], rows)
 
 
 def _times_table(times: dict[str, dict[str, float]], tile: Part, test: Part) -> str:
+    if "inference on new voxels" in times:
+        spconv = "spconv: inference alone, as its CPU layers have no backward; it finds the pairs. "
+    elif installed("spconv"):
+        spconv = "spconv is not timed: on the CPU it is right with OMP_NUM_THREADS=1 only. "
+    else:
+        spconv = "spconv is not installed here: pip install spconv adds its CPU layers. "
     caption = (
-        "The same network in torchweft and in plain torch (index_select, mm and index_add for each "
-        "offset; the kernel maps are torchweft's and cost it nothing), taking turns; medians. A "
-        "step: "
-        f"forward and backward on {len(tile.label):,} voxels. The held-out part: "
-        f"{len(test.label):,}."
+        f"The same network with other convolutions. {spconv}Plain torch: index_select, mm and "
+        "index_add for each offset, with torchweft's neighbour tables. Medians; the calls "
+        f"alternate. Training step: forward and backward on {len(tile.label):,} voxels. Inference: "
+        f"{len(test.label):,} voxels."
     )
     return page.times(caption, times)

@@ -12,7 +12,7 @@ voxel are a constant and the height of the surface within it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ __all__ = [
     "kinds_of",
     "landforms",
     "load",
+    "measured",
     "nearest",
     "smoothed",
     "split",
@@ -41,8 +42,9 @@ __all__ = [
 METRES_OF_NOISE = 10.0  # σ on the elevation model
 NOISE = 0.2  # σ of a cloud, in units of its spacing
 SPIKES, SPIKE = 0.1, 8.0  # one point in ten is off by eight times as much
+AROUND = 16  # neighbours that show a cloud's normal at a point
 HELD_OUT = 0.4  # of the points, at one end of the surface: never learned from
-FEWEST, MOST = 1024, 200_000  # points
+FEWEST, SMALL, MOST = 256, 5000, 200_000  # points
 METRES_PER_DEGREE = 111_320.0
 
 
@@ -63,6 +65,11 @@ class Surface:
     spacing: float  # median distance of a point to its nearest
     sigma: float
     grid: tuple[int, int] | None  # rows and columns of a map; None for a cloud
+
+    @property
+    def small(self) -> bool:
+        """Whether sums over its points take less time than a call."""
+        return len(self.truth) < SMALL
 
     def rmse(self, points: Tensor, rows: Tensor) -> float:
         """Root mean square distance of some of the points to their true places."""
@@ -118,23 +125,31 @@ def _cloud(truth: Tensor, name: str, generator: torch.Generator) -> Surface:
     if len(truth) > MOST:
         truth = truth[torch.randperm(len(truth), generator=generator)[:MOST].sort().values]
     truth = (truth - truth.mean(0, keepdim=True)).float()
-    near = nearest(truth, 16)
+    near = nearest(truth, AROUND)
     distances = (truth[near] - truth.unsqueeze(1)).norm(dim=2)
     truth = truth / distances.amin(1).median()
-    noisy = _measure(truth, _frames(truth, near)[:, 2], NOISE, generator)
     sides = truth.amax(0) - truth.amin(0)
-    return Surface(
+    exact = Surface(
         name=name,
         unit="spacings",
         truth=truth,
-        noisy=noisy,
-        frames=_frames(noisy, nearest(noisy, 16)),
-        base=noisy,
+        noisy=truth,
+        frames=_frames(truth, near),
+        base=truth,
         held_out=_far_end(truth[:, int(sides.argmax())]),
         spacing=1.0,
         sigma=NOISE,
         grid=None,
     )
+    return measured(exact, generator)
+
+
+def measured(cloud: Surface, generator: torch.Generator) -> Surface:
+    """A cloud with new noise along its true normals; frames are those that noisy points show."""
+    truth = cloud.truth
+    normals = _frames(truth, nearest(truth, AROUND))[:, 2]
+    noisy = _measure(truth, normals, cloud.sigma, generator)
+    return replace(cloud, noisy=noisy, frames=_frames(noisy, nearest(noisy, AROUND)), base=noisy)
 
 
 def _measure(truth: Tensor, normals: Tensor, sigma: float, generator: torch.Generator) -> Tensor:

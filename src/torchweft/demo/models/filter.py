@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft import products
-from torchweft.demo.data.surface import Surface, nearest, split
+from torchweft.demo.data.surface import Surface, measured, nearest, split
 from torchweft.demo.models.learning import gradient_step, learned
 from torchweft.progress import track
 
@@ -28,7 +28,9 @@ __all__ = [
     "best_filters",
     "fit",
     "graph_of",
+    "message_layer",
     "neighbour_mean",
+    "plain_gather",
     "step_of",
     "tiles_of",
 ]
@@ -76,6 +78,16 @@ def graph_of(surface: Surface, rows: Tensor) -> Graph:
     )
 
 
+def message_layer(phi: Tensor, x: Tensor, weight: Tensor, bias: Tensor, graph: Graph) -> Tensor:
+    """x_i + silu(Σ_f z_if W_f + b): (N, C).  No (E, F, C) tensor is ever formed."""
+    # z_i = Σ φ_e ⊗ x_j over the edges e from j to i: (N, F, C).
+    # Edge e comes from point src[e]; those of point i are seg[i] … seg[i + 1] - 1.
+    z = products.indexed_outer_segment(phi, x, None, graph.src, graph.seg)
+    # Σ_f z_if W_f: the points are a batch, the F matrices of the layer one segment.
+    mixed = products.vecmat_segment(z, weight, graph.matrices).squeeze(1)
+    return x + nn.functional.silu(mixed + bias)
+
+
 class SurfaceFilter(nn.Module):
     """How far each point of a graph is off its surface, in units of σ: (N, 1)."""
 
@@ -95,35 +107,27 @@ class SurfaceFilter(nn.Module):
         phi = self.kernel(graph.geometry)
         x = phi.new_ones(len(graph.rows), 1)
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            z = self.gather(phi, x, graph)
-            x = x + nn.functional.silu(self.mix(z, weight, graph) + bias)
+            x = self.layer(phi, x, weight, bias, graph)
         amount: Tensor = self.readout(x)
         return amount
 
-    @staticmethod
-    def gather(phi: Tensor, x: Tensor, graph: Graph) -> Tensor:
-        """z_i = Σ_{e ∈ N(i)} φ_e ⊗ x_{j(e)}: (N, F, C).  No (E, F, C) tensor is ever formed."""
-        return products.indexed_outer_segment(phi, x, None, graph.src, graph.seg)
-
-    @staticmethod
-    def mix(z: Tensor, weight: Tensor, graph: Graph) -> Tensor:
-        """Σ_f z_if W_f: (N, C).  The points are a batch, the F matrices one segment."""
-        return products.vecmat_segment(z, weight, graph.matrices).squeeze(1)
+    layer = staticmethod(message_layer)
 
 
 class PlainFilter(SurfaceFilter):
     """The same filter in plain torch: index_select, multiply, index_add."""
 
     @staticmethod
-    def gather(phi: Tensor, x: Tensor, graph: Graph) -> Tensor:
-        """The same sum, with one (F, C) block of memory for each edge."""
-        terms = phi.unsqueeze(2) * x.index_select(0, graph.src).unsqueeze(1)
-        return terms.new_zeros(len(graph.seg) - 1, *terms.shape[1:]).index_add(0, graph.dst, terms)
+    def layer(phi: Tensor, x: Tensor, weight: Tensor, bias: Tensor, graph: Graph) -> Tensor:
+        """The same layer, with one (F, C) block of memory for each edge."""
+        mixed = plain_gather(phi, x, graph).flatten(1) @ weight.flatten(0, 1)
+        return x + nn.functional.silu(mixed + bias)
 
-    @staticmethod
-    def mix(z: Tensor, weight: Tensor, graph: Graph) -> Tensor:
-        """The same sum as one matrix product."""
-        return z.flatten(1) @ weight.flatten(0, 1)
+
+def plain_gather(phi: Tensor, x: Tensor, graph: Graph) -> Tensor:
+    """z_i = Σ_{e ∈ N(i)} φ_e ⊗ x_{j(e)}: (N, F, C)."""
+    terms = phi.unsqueeze(2) * x.index_select(0, graph.src).unsqueeze(1)
+    return terms.new_zeros(len(graph.seg) - 1, *terms.shape[1:]).index_add(0, graph.dst, terms)
 
 
 TILE = 4096  # points at most
@@ -131,11 +135,16 @@ STEPS = 300
 RATE = 1.5e-2
 
 
-def tiles_of(surface: Surface, device: torch.device) -> list[Graph]:
-    """Graphs of parts that may be learned from; their plans are built once, at the first step."""
+def tiles_of(surface: Surface, device: torch.device, seed: int) -> list[Graph]:
+    """Graphs of parts that may be learned from; their plans are built once, at the first step.
+
+    A part of few points is measured again until there are `TILE` of them, with other noise.
+    """
     rows = (~surface.held_out).nonzero().squeeze(1)
-    parts = split(surface.base[rows], TILE)
-    return [graph_of(surface, rows[part]).to(device) for part in track(parts, "neighbours")]
+    generator = torch.Generator().manual_seed(seed + 1)  # `seed` gave the first noise
+    copies = [measured(surface, generator) for _ in range(TILE // len(rows))]
+    parts = [(s, part) for s in (surface, *copies) for part in split(s.base[rows], TILE)]
+    return [graph_of(s, rows[part]).to(device) for s, part in track(parts, "neighbours")]
 
 
 def fit(model: SurfaceFilter, tiles: Sequence[Graph], seed: int) -> list[float]:

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchweft.clifford import Algebra
-from torchweft.clifford.layers.basic import MultivectorLinear, MVLayerNorm, MVSiLU
-from torchweft.clifford.layers.cegnn import (
+from torchweft.clifford import (
     CEMLP,
     EGCL,
+    Algebra,
     MessagePlan,
+    MultivectorLinear,
+    MVLayerNorm,
+    MVSiLU,
     SteerableGeometricProduct,
     message_plan,
 )

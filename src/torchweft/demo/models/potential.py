@@ -12,7 +12,7 @@ number of neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,6 @@ __all__ = [
     "turned",
 ]
 
-LAYOUT = "ir_mul"  # channels fastest
-
 
 class Settings(NamedTuple):
     """The size of a potential."""
@@ -62,55 +60,46 @@ class Settings(NamedTuple):
     cutoff: float = 4.0  # Å
 
 
+Pair = tuple[Tensor, Tensor]
+
+
 class Layer(nn.Module):
     """Features of atoms from those of their neighbours, and what they add to the energies.
 
     Args:
-        irreps_in: of the features it takes.
-        irreps_out: of those it gives.
-        harmonics: of the edges' directions.
+        inward: irreps of the features it takes.
+        outward: irreps of those it gives.
+        y: irreps of the harmonics of the edges' directions.
         settings: sizes.
     """
 
-    def __init__(
-        self, irreps_in: Irreps, irreps_out: Irreps, harmonics: Irreps, settings: Settings
-    ) -> None:
-        super().__init__()
-        scalars = Irreps([item for item in irreps_out if item.ir.is_scalar()])
-        gated = Irreps([item for item in irreps_out if not item.ir.is_scalar()])
-        gates = Irreps([(gated.num_irreps, "0e")] if gated else [])
-        act_gates = [torch.sigmoid] * len(gates)
-        self.gate = Gate(scalars, [nn.functional.silu], gates, act_gates, gated, layout=LAYOUT)
-        messages, instructions = channelwise(irreps_in, harmonics, self.gate.irreps_in)
-        self.conv = TensorProductConv(irreps_in, harmonics, messages, instructions, layout=LAYOUT)
-        self.before = Linear(irreps_in, irreps_in, layout=LAYOUT)
-        self.after = Linear(
-            messages + irreps_in, self.gate.irreps_in, num_elements=len(NUMBERS), layout=LAYOUT
-        )
-        # without biases: zero stays zero, at the cutoff
-        self.radial = nn.Sequential(
-            nn.Linear(settings.basis, settings.radial, bias=False),
-            nn.SiLU(),
-            nn.Linear(settings.radial, settings.radial, bias=False),
-            nn.SiLU(),
-        )
-        for linear in (self.radial[0], self.radial[2]):
-            nn.init.kaiming_normal_(cast(nn.Linear, linear).weight)
-        # stored, a row an edge, which is faster; where memory is short, conv takes radial= and
-        # radial_weight= in their place
-        self.weights = Linear(f"{settings.radial}x0e", f"{self.conv.weight_numel}x0e")
-        self.readout = Linear(irreps_out, "1x0e", layout=LAYOUT)
+    layout = "ir_mul"  # channels are next to each other in memory
 
-    def forward(
-        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph
-    ) -> tuple[Tensor, Tensor]:
+    def __init__(self, inward: Irreps, outward: Irreps, y: Irreps, settings: Settings) -> None:
+        super().__init__()
+        layout, radial, kinds = self.layout, settings.radial, len(NUMBERS)
+        self.gate = gate_of(outward, layout)
+        to = self.gate.irreps_in
+        messages, paths = channelwise(inward, y, to)
+        self.conv = TensorProductConv(inward, y, messages, paths, layout=layout)
+        self.before = Linear(inward, inward, layout=layout)
+        self.after = Linear(messages + inward, to, num_elements=kinds, layout=layout)
+        self.radial = radial_network(settings)
+        self.weights = Linear(f"{radial}x0e", f"{self.conv.weight_numel}x0e")
+        self.readout = Linear(outward, "1x0e", layout=layout)
+
+    def forward(self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Pair:
         """Features (N, D), and energies (N,)."""
         messages = self.convolved(self.before(h), y, self.radial(radial), graph)
         h = self.gate(self.after(torch.cat([messages, h], 1), element=element))
         return h, self.readout(h).squeeze(1)
 
     def convolved(self, x: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Tensor:
-        """Σ_j tp(x_j, y_ij, radial_ij W): no message is stored."""
+        """Σ_j tp(x_j, y_ij, radial_ij W): no message is stored.
+
+        The weights are, a row an edge, which is faster; where memory is short, conv takes radial=
+        and radial_weight= in their place.
+        """
         found: Tensor = self.conv(x, y, self.weights(radial), graph)
         return found
 
@@ -172,6 +161,39 @@ class Potential(nn.Module):
         return self.scale * energy + self.shifts[element]
 
 
+def channelwise(
+    irreps: Irreps, harmonics: Irreps, wanted: Irreps
+) -> tuple[Irreps, list[tuple[int, int, int, str, bool]]]:
+    """Every product of an item with a harmonic that is wanted, each an output item of its own."""
+    found = [
+        (i, j, (mul, ir))
+        for i, (mul, a) in enumerate(irreps)
+        for j, (_, b) in enumerate(harmonics)
+        for ir in a * b
+        if ir in wanted
+    ]
+    out, place, _ = Irreps([item for _, _, item in found]).sort()
+    return out, [(i, j, place[k], "uvu", True) for k, (i, j, _) in enumerate(found)]
+
+
+def gate_of(irreps: Irreps, layout: str) -> Gate:
+    """Scalars through SiLU, all others multiplied by a gate of their own."""
+    scalars = Irreps([item for item in irreps if item.ir.is_scalar()])
+    gated = Irreps([item for item in irreps if not item.ir.is_scalar()])
+    gates = Irreps([(gated.num_irreps, "0e")] if gated else [])
+    act_gates = [torch.sigmoid] * len(gates)
+    return Gate(scalars, [nn.functional.silu], gates, act_gates, gated, layout=layout)
+
+
+def radial_network(settings: Settings) -> nn.Sequential:
+    """R of the Bessel functions; without biases, so that zero stays zero at the cutoff."""
+    inner = nn.Linear(settings.basis, settings.radial, bias=False)
+    outer = nn.Linear(settings.radial, settings.radial, bias=False)
+    for linear in (inner, outer):
+        nn.init.kaiming_normal_(linear.weight)
+    return nn.Sequential(inner, nn.SiLU(), outer, nn.SiLU())
+
+
 class PlainLayer(Layer):
     """The same in plain torch: index_select, einsum, multiply, index_add; messages are stored."""
 
@@ -207,23 +229,8 @@ class PlainPotential(Potential):
 def like(model: Potential, kind: type[Potential], dtype: torch.dtype) -> Potential:
     """Another kind of potential with the parameters of `model`."""
     copy = kind(model.settings, model.shifts, float(model.scale), model.neighbours)
-    copy.load_state_dict(model.state_dict())
+    copy.load_state_dict(copy.state_dict() | model.state_dict())
     return copy.to(model.shifts.device, dtype)
-
-
-def channelwise(
-    irreps: Irreps, harmonics: Irreps, wanted: Irreps
-) -> tuple[Irreps, list[tuple[int, int, int, str, bool]]]:
-    """Every product of an item with a harmonic that is wanted, each an output item of its own."""
-    found = [
-        (i, j, (mul, ir))
-        for i, (mul, a) in enumerate(irreps)
-        for j, (_, b) in enumerate(harmonics)
-        for ir in a * b
-        if ir in wanted
-    ]
-    out, place, _ = Irreps([item for _, _, item in found]).sort()
-    return out, [(i, j, place[k], "uvu", True) for k, (i, j, _) in enumerate(found)]
 
 
 def energies_and_forces(

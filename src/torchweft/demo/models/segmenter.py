@@ -1,15 +1,15 @@
-"""A small sparse U-Net that tells the kind of each voxel, in torchweft and in plain torch.
+"""A small sparse U-Net that predicts the kind of each voxel, in torchweft and in plain torch.
 
     y[o] = Σ_k x[in(o, k)] w[k]          at each level, on the way down, and on the way up
 
 Three levels of submanifold convolutions.  Strided ones lead down, their inverses up again, onto the
-very voxels that they came from; what was known there is put beside what comes up.
+same voxels; what was computed there before is put beside what comes up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from copy import deepcopy
 from typing import cast
 
 import torch
@@ -25,12 +25,14 @@ from torchweft.voxels import (
     SparseConvolution,
     SparseInverseConv3d,
     SparseInverseConvolution,
+    SparseSequential,
     SparseTensor,
     SubMConv3d,
     cat,
 )
+from torchweft.voxels.layers.convolution import SparseModule
 
-__all__ = ["PlainSegmenter", "Segmenter", "confusion", "fit", "gathered", "predicted", "step_of"]
+__all__ = ["Segmenter", "confusion", "fit", "gathered", "plain", "predicted", "step_of"]
 
 WIDTHS = (16, 24, 32)  # channels of each level
 KINDS = 3
@@ -38,65 +40,64 @@ STEPS = 200
 RATE = 1e-2
 
 
+def block(layer: SparseConvolution) -> SparseSequential:
+    """A convolution, a batch norm and ReLU, which run as one."""
+    return SparseSequential(layer, SparseBatchNorm(layer.out_channels), nn.ReLU())
+
+
 class Segmenter(nn.Module):
     """(N, 3) scores of the kinds, from (N, 2) features on voxels."""
 
     def __init__(self) -> None:
         super().__init__()
-        levels = list(enumerate(pairwise(WIDTHS)))
-        self.inward = nn.ModuleList(
-            _block(SubMConv3d(a, b, 3, bias=False))
-            for a, b in zip((2, *WIDTHS[1:]), WIDTHS, strict=True)
-        )
-        self.down = nn.ModuleList(
-            _block(SparseConv3d(a, b, 2, stride=2, bias=False, indice_key=f"down{n}"))
-            for n, (a, b) in levels
-        )
-        self.up = nn.ModuleList(
-            _block(SparseInverseConv3d(b, a, 2, bias=False, indice_key=f"down{n}"))
-            for n, (a, b) in levels
-        )
-        self.outward = nn.ModuleList(
-            _block(SubMConv3d(2 * a, a, 3, bias=False)) for a in WIDTHS[:-1]
-        )
-        self.readout = nn.Linear(WIDTHS[0], KINDS)
+        a, b, c = WIDTHS  # block: a convolution, a batch norm and ReLU
+        self.fine = block(SubMConv3d(2, a, 3, bias=False))
+        self.down = block(SparseConv3d(a, b, 2, stride=2, bias=False, indice_key="1"))
+        self.middle = block(SubMConv3d(b, b, 3, bias=False))
+        self.down2 = block(SparseConv3d(b, c, 2, stride=2, bias=False, indice_key="2"))
+        self.coarse = block(SubMConv3d(c, c, 3, bias=False))
+        self.up2 = block(SparseInverseConv3d(c, b, 2, bias=False, indice_key="2"))
+        self.middle2 = block(SubMConv3d(2 * b, b, 3, bias=False))
+        self.up = block(SparseInverseConv3d(b, a, 2, bias=False, indice_key="1"))
+        self.fine2 = block(SubMConv3d(2 * a, a, 3, bias=False))
+        self.scores = nn.Linear(a, KINDS)
 
     def forward(self, tensor: SparseTensor) -> Tensor:
         """The scores of each voxel."""
-        passed = []
-        for inward, down in zip(self.inward, self.down, strict=False):
-            passed.append(self._through(inward, tensor))
-            tensor = self._through(down, passed[-1])
-        tensor = self._through(self.inward[-1], tensor)
-        for up, outward in zip(reversed(self.up), reversed(self.outward), strict=True):
-            tensor = cat([self._through(up, tensor), passed.pop()])
-            tensor = self._through(outward, tensor)
-        scores: Tensor = self.readout(tensor.feats)
+        fine = self.fine(tensor)
+        middle = self.middle(self.down(fine))
+        coarse = self.coarse(self.down2(middle))
+        middle = self.middle2(cat([self.up2(coarse), middle]))
+        fine = self.fine2(cat([self.up(middle), fine]))
+        scores: Tensor = self.scores(fine.feats)
         return scores
 
-    def _through(self, block: nn.Module, tensor: SparseTensor) -> SparseTensor:
-        layer, norm = cast(nn.ModuleList, block)
-        tensor = self.convolve(cast(SparseConvolution, layer), tensor)
-        found: SparseTensor = cast(SparseBatchNorm, norm)(tensor, activation="relu")
-        return found
 
-    def convolve(self, layer: SparseConvolution, tensor: SparseTensor) -> SparseTensor:
-        """y[o] = Σ_k x[in(o, k)] w[k].  No gathered copy of x is as large as its pairs."""
-        found: SparseTensor = layer(tensor)
-        return found
+class PlainConvolution(SparseModule):
+    """A convolution offset by offset; the kernel maps are torchweft's, and cost it nothing."""
 
+    def __init__(self, layer: SparseConvolution) -> None:
+        super().__init__()
+        self.layer = layer
 
-class PlainSegmenter(Segmenter):
-    """The same network in plain torch; the kernel maps are torchweft's, and cost it nothing."""
-
-    def convolve(self, layer: SparseConvolution, tensor: SparseTensor) -> SparseTensor:
-        """The same sum, offset by offset."""
+    def forward(self, tensor: SparseTensor) -> SparseTensor:
+        """y[o] = Σ_k x[in(o, k)] w[k]."""
+        layer = self.layer
         if isinstance(layer, SparseInverseConvolution):
             found = tensor.maps.named(str(layer.indice_key)).transpose()
         else:
             found = tensor.maps.get(tensor.coordinates, layer.geometry, layer.indice_key)
         feats = gathered(tensor.feats, layer.weight, found)
         return SparseTensor.on(feats, found.outputs, tensor.maps)
+
+
+def plain(model: Segmenter) -> Segmenter:
+    """A copy of a network whose convolutions are plain torch."""
+    copy = deepcopy(model)
+    for child in copy.children():
+        if isinstance(child, SparseSequential):
+            child[0] = PlainConvolution(cast(SparseConvolution, child[0]))
+    return copy
 
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -118,7 +119,7 @@ def fit(model: Segmenter, tiles: Sequence[Part], seed: int) -> list[float]:
     return learned(model, order.tolist(), lambda number: step_of(model, tiles[number])(), RATE)
 
 
-def step_of(model: Segmenter, tile: Part) -> Callable[[], Tensor]:
+def step_of(model: nn.Module, tile: Part) -> Callable[[], Tensor]:
     """One forward and backward pass, which leaves its gradients in the model."""
 
     def loss() -> Tensor:
@@ -128,7 +129,7 @@ def step_of(model: Segmenter, tile: Part) -> Callable[[], Tensor]:
     return gradient_step(model, loss)
 
 
-def predicted(model: Segmenter, tensor: SparseTensor) -> Tensor:
+def predicted(model: nn.Module, tensor: SparseTensor) -> Tensor:
     """The scores of each voxel, (N, 3), with the statistics that were learned."""
     model.eval()
     with torch.no_grad():
@@ -140,10 +141,6 @@ def confusion(found: Tensor, truth: Tensor) -> Tensor:
     """(3, 3) numbers of voxels by true class (row) and predicted class (column)."""
     pairs = KINDS * truth + found
     return torch.bincount(pairs, minlength=KINDS**2).view(KINDS, KINDS).cpu()
-
-
-def _block(layer: SparseConvolution) -> nn.ModuleList:
-    return nn.ModuleList([layer, SparseBatchNorm(layer.out_channels)])
 
 
 def _pairs_of(found: KernelMap) -> Pairs:
