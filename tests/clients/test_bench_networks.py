@@ -1,6 +1,6 @@
 """Whole transformers in the benchmark, small: L-GATr's own network is checked beside ours.
 
-Seen red with: weights that are not ours, gradients in our order, dropped factors of a conversion.
+Seen red with: a conversion that changes weights, results that are others by a thousandth.
 """
 
 import pytest

@@ -413,6 +413,25 @@ def test_a_backend_that_cannot_serve_is_refused(name):
     module(*inputs)
 
 
+@pytest.mark.parametrize("algebra", [PGA, Algebra.cl(1, 3)], ids=str)
+def test_keys_and_values_of_one_head_are_those_of_all(algebra):
+    q, k = torch.randn(16, 2, 3, 5, 4), torch.randn(16, 2, 1, 6, 4)
+    q_scalars, k_scalars = torch.randn(2, 3, 5, 2), torch.randn(2, 1, 6, 2)
+    shared = geometric_attention(q, k, k, q_scalars, k_scalars, k_scalars, algebra)
+    k, k_scalars = k.expand(-1, -1, 3, -1, -1), k_scalars.expand(-1, 3, -1, -1)
+    given = geometric_attention(q, k, k, q_scalars, k_scalars, k_scalars, algebra)
+    for a, b in zip(shared, given, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_several_heads_without_scalars(multi_query):
+    """Red before: scalars, of which there are none, had one head."""
+    network = LGATr(1, 1, 4, 0, 0, 0, blocks=1, heads=2, multi_query=multi_query)
+    x, scalars = network(torch.randn(16, 3, 5, 1))
+    assert (x.shape, scalars.shape) == ((16, 3, 5, 1), (3, 5, 0))
+
+
 def test_attention_without_heads():
     """Red before: it was refused."""
     x, scalars = torch.randn(16, 5, 2), torch.randn(5, 3)

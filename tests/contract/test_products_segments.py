@@ -105,8 +105,9 @@ def test_numbers_that_are_not_finite(name, backend):
     """As torch's own reduction of each segment has them."""
     rows = [[NAN, 1], [1, NAN], [2, NAN], [-INF, INF], [-INF, 3], [INF, -INF], [0, -INF]]
     x, indptr = torch.tensor(rows), torch.tensor([0, 3, 5, 7])
-    found = reduce(name, x, indptr=indptr, backend=backend)
-    assert_same_bits(found, segment_reference(name, x, indptr=indptr), name)
+    for columns in (x, *x.split(1, 1)):  # one column has a loop of its own
+        found = reduce(name, columns, indptr=indptr, backend=backend)
+        assert_same_bits(found, segment_reference(name, columns, indptr=indptr), name)
 
 
 @kernels

@@ -161,4 +161,22 @@ MUTANTS = [
         "dtype=torch.float32,\n    ).sqrt()",
         "tests/integration/test_clifford_checkpoints.py -k factors",
     ),
+    Mutant(
+        "the layer norm of a metric lets grades cancel",
+        'size = add(*(apply("abs", square) for square in _of_grades(x.leaves(), algebra)))',
+        "size = add(*_of_grades(x.leaves(), algebra))",
+        "tests/integration/test_clifford_checkpoints.py",
+    ),
+    Mutant(
+        "distances in attention have half their mixed terms",
+        "found += [-(own * own), -squares, *(const(2) * own * e for e in point)]",
+        "found += [-(own * own), -squares, *(own * e for e in point)]",
+        f"{LAYERS} -k attention",
+    ),
+    Mutant(
+        "queries of attention forget the metric",
+        'const(square if side == "queries" else 1) * e',
+        "const(1) * e",
+        "tests/integration/test_clifford_checkpoints.py",
+    ),
 ]

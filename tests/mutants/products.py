@@ -194,4 +194,28 @@ MUTANTS = [
         "total = given.sum(given.rows)",
         f"{SEGMENTS} -k range_of_its_rows",
     ),
+    Mutant(
+        "minima of one column are their first rows",
+        "better = (new > best) & largest | (new < best) & least",
+        "better = (new > best) & largest",
+        SEGMENTS,
+    ),
+    Mutant(
+        "extremes of one column are those of the last of equal rows",
+        "better = (new > best) & largest | (new < best) & least",
+        "better = (new >= best) & largest | (new <= best) & least",
+        SEGMENTS,
+    ),
+    Mutant(
+        "extremes of one column pass over NaN",
+        "better |= (new != new) & (best == best)",
+        "better |= False",
+        SEGMENTS,
+    ),
+    Mutant(
+        "rows of the second batch entry are not computed on a CPU",
+        "min(last, b * num_rows + num_rows)",
+        "min(last, num_rows)",
+        VALUES,
+    ),
 ]

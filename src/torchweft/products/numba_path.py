@@ -70,7 +70,7 @@ def product_numba(
     pieces = table.num_rows if table.slices is None else table.slices.num_pieces
     parts = min(size, -(-ENOUGH_ROWS // max(pieces, 1))) if summed else size
     out = torch.empty(parts, pieces, width, dtype=wide)
-    if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries):
+    if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries, pieces):
         out.zero_()
     else:
         work = size * table.num_entries * max(x.shape[2], y.shape[2])
@@ -133,7 +133,7 @@ def _run(
     part = -(-size // parts)
     bounds = torch.arange(parts + 1).mul_(part).clamp_(max=size)
     dtypes = [t.dtype for t in (x, *indices)]
-    kernel = machine_code(_source(op, s is not None, *map(str, dtypes)))
+    kernel = machine_code(_source(op, s is not None, width == 1, *map(str, dtypes)))
     # rows of one n stand for every n
     steps = (t.shape[1] if t.shape[0] > 1 else 0 for t in (x, y))
     rows = (t.flatten(0, 1) for t in (x, y, out))
@@ -189,11 +189,19 @@ _ADD = {
 """
 
 
+_EACH = [
+    "for n in range(bounds[b], bounds[b + 1]):",
+    "    for k in range(indptr[m], indptr[m + 1]):",
+]
+"""The entries of a row."""
+
+
 @functools.cache
-def _source(op: str, scaled: bool, real: str, *indices: str) -> str:
+def _source(op: str, scaled: bool, single: bool, real: str, *indices: str) -> str:
     """z[b,m] = Σ_{n ∈ part b} Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]; (b,m) from first to last-1.
 
-    Sums over channels may be reordered into vector lanes, the same way in every run.
+    Sums over channels may be reordered into vector lanes, the same way in every run; that of a
+    single channel stays in a register.
     """
     sizes = ("first", "last", "num_rows", "width", "left", "right", "x_step", "y_step")
     arguments = [*(f"{name}: int64" for name in sizes), "bounds: int64[:]"]
@@ -206,8 +214,10 @@ def _source(op: str, scaled: bool, real: str, *indices: str) -> str:
     if scaled:
         entry.append("s = scale[term[k]]")
     entry += [line if scaled else line.replace("s * ", "") for line in _ADD[op]]
-    row = ["b = r // num_rows", "m = r % num_rows"]
-    if "{add}" in entry[-1]:
+    row = ["m = r - b * num_rows"]
+    if single and "{add}" in entry[-1]:
+        row += _sum(entry)
+    elif "{add}" in entry[-1]:
         first = f"{CHANNELS} * block + c"
         row.append(f"for block in range(0, width // {CHANNELS}):")
         row += indented(_sums(entry, f"range({CHANNELS})", first), 1)
@@ -217,7 +227,16 @@ def _source(op: str, scaled: bool, real: str, *indices: str) -> str:
     else:
         row += _sums(entry, "range(0, width)", "c")
     head = f"def rows_of_{op}({', '.join(arguments)}):".replace("torch.", "")
-    return "\n".join([head, "    for r in range(first, last):", *indented(row, 2)])
+    parts = "for b in range(first // num_rows, (last + num_rows - 1) // num_rows):"
+    rows = "for r in range(max(first, b * num_rows), min(last, b * num_rows + num_rows)):"
+    return "\n".join([head, *indented([parts], 1), *indented([rows], 2), *indented(row, 3)])
+
+
+def _sum(entry: list[str]) -> list[str]:
+    """The lines that add all entries of a row of one channel."""
+    *lines, last = entry
+    lines.append(last.format(add="row +=", c="0"))
+    return ["row = 0.0", *_EACH, *indented(lines, 2), "z[r, 0] = row"]
 
 
 def _sums(entry: list[str], channels: str, c: str) -> list[str]:
@@ -228,10 +247,4 @@ def _sums(entry: list[str], channels: str, c: str) -> list[str]:
         lines += [loop, "    " + last.format(add=f"z[r, {c}] +=", c=c)]
     else:
         lines.append(last)
-    return [
-        loop,
-        f"    z[r, {c}] = 0.0",
-        "for n in range(bounds[b], bounds[b + 1]):",
-        "    for k in range(indptr[m], indptr[m + 1]):",
-        *indented(lines, 2),
-    ]
+    return [loop, f"    z[r, {c}] = 0.0", *_EACH, *indented(lines, 2)]

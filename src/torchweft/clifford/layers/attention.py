@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
+from torchweft.clifford.calls import RowFunction, program_rows
 from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
+from torchweft.core.operators.operands import as_given
 from torchweft.errors import ShapeError
 
 __all__ = [
@@ -73,6 +75,7 @@ def geometric_attention(
     mask: Tensor | None = None,
     eps: float = 1e-3,
     blade_dim: int = 0,
+    backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax_j((⟨q̃_i k_j⟩₀ + q_s·k_s − w·d²(q_i, k_j)) / √features) · (v_j, v_s), as in GATr.
 
@@ -83,8 +86,8 @@ def geometric_attention(
 
     Args:
         q: (B, batch…, heads, items_q, F); without batch, heads may be left out in all tensors.
-        k: (B, batch…, heads, items, F).
-        v: (B, batch…, heads, items, F_v).
+        k: (B, batch…, heads, items, F); a dimension of 1 head serves the heads of all queries.
+        v: (B, batch…, heads, items, F_v), or of 1 head.
         q_scalars: (batch…, heads, items_q, S).
         k_scalars: (batch…, heads, items, S).
         v_scalars: (batch…, heads, items, S_v).
@@ -94,6 +97,7 @@ def geometric_attention(
             items).
         eps: keeps the distances of points at infinity finite.
         blade_dim: −1 if the blades of q, k and v are last.
+        backend: "triton", "numba", "torch" or None, for the features; the attention is torch's own.
 
     Returns:
         (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v), in the dtypes of v and
@@ -101,6 +105,7 @@ def geometric_attention(
 
     Raises:
         ShapeError: tensors whose heads, items or features do not fit each other.
+        BackendError: the backend cannot serve here.
 
     Error: that of torch's attention, at that dtype.
 
@@ -118,20 +123,18 @@ def geometric_attention(
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
-    queries, keys = [q_scalars], [k_scalars]
-    of_q, of_k = q.unbind(0), k.unbind(0)  # whose gradients meet in one stack
-    has_points = algebra.metric.count(0) == 1
-    for j, square in enumerate(algebra.squares):
-        if square and not (has_points and algebra.grades[j] == algebra.n - 1):
-            queries.append(of_q[j] if square > 0 else -of_q[j])
-            keys.append(of_k[j])
-    if has_points:
-        queries += _distance_queries(_points(of_q, algebra, eps), weights)
-        keys += _distance_keys(_points(of_k, algebra, eps))
-    query, key = (torch.cat([f.to(q.dtype) for f in fs], -1) for fs in (queries, keys))
-    value = torch.cat([*v.unbind(0), v_scalars.to(v.dtype)], -1)
+    options = algebra, 0, backend
+    queries = _features((q,), *options, "queries", float(eps))
+    keys = _features((k,), *options, "keys", float(eps)) if 0 in algebra.metric else k
+    if weights is not None and algebra.metric.count(0) == 1:
+        inner, distances = torch.split(queries, [len(queries) - algebra.n - 1, algebra.n + 1])
+        queries = torch.cat([inner, (distances * weights.unsqueeze(-2)).to(inner.dtype)])
+    query, key = _with_scalars(queries, q_scalars), _with_scalars(keys, k_scalars)
+    value = _with_scalars(v, v_scalars)
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    # written out for each head: not every kernel of torch's reads strides of 0
+    key, value = (t.expand(*query.shape[:-2], -1, -1).contiguous() for t in (key, value))
     out = functional.scaled_dot_product_attention(
         four_dims(query),
         four_dims(key),
@@ -158,34 +161,16 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
         )
 
 
-def _points(x: Sequence[Tensor], algebra: Algebra, eps: float) -> tuple[list[Tensor], Tensor]:
-    """Coordinates of the points p·p₀/(p₀² + eps) and their weight p₀²/(p₀² + eps), in float32."""
-    null = 1 << algebra.metric.index(0)
-    blades = algebra.of_grade[algebra.n - 1]
-    parts = {j: x[j].to(torch.promote_types(x[j].dtype, torch.float32)) for j in blades}
-    (body,) = (j for j in blades if not algebra.blades[j] & null)
-    scale = parts[body] / (parts[body].square() + eps)
-    return [parts[j] * scale for j in blades if j != body], parts[body] * scale
+def _with_scalars(features: Tensor, scalars: Tensor) -> Tensor:
+    """(C, batch…, heads, items, F) and (batch…, heads, items, S) in rows of C F + S numbers."""
+    shape = features.shape[1:-1]  # of no scalars, heads are one
+    return torch.cat([*features.unbind(0), scalars.to(features.dtype).expand(*shape, -1)], -1)
 
 
-def _distance_queries(points: tuple[list[Tensor], Tensor], weights: Tensor | None) -> list[Tensor]:
-    """φ(q) = w·(Σ q_i², q₀², q₀q_1, …)."""
-    coordinates, body = points
-    squares, weighted = _sum_of_squares(coordinates), body
-    if weights is not None:
-        squares, weighted = (t * weights.unsqueeze(-2) for t in (squares, body))
-    return [squares, body * weighted, *(c * weighted for c in coordinates)]
-
-
-def _distance_keys(points: tuple[list[Tensor], Tensor]) -> list[Tensor]:
-    """ψ(k) = (−k₀², −Σ k_i², 2k₀k_1, …): φ·ψ = −Σ (q_i k₀ − q₀ k_i)²."""
-    coordinates, body = points
-    twice = 2 * body
-    return [-body.square(), -_sum_of_squares(coordinates), *(c * twice for c in coordinates)]
-
-
-def _sum_of_squares(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts).square().sum(0)
+_features = RowFunction(
+    program_rows("attention", lambda algebra, side, eps: (side, eps.hex())), "x", as_given
+)
+"""What queries, or keys, are made of: (C, batch…, heads, items, F)."""
 
 
 def four_dims(x: Tensor) -> Tensor:
@@ -341,7 +326,7 @@ class _Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
-        self.hidden = hidden
+        self.hidden, self.backend = hidden, backend
         linear = linear_maps(algebra, pseudoscalar, blade_dim, backend)
         wide = (heads * hidden[0], heads * hidden[1])
         shared = hidden if multi_query else wide
@@ -375,7 +360,10 @@ class _Attention(nn.Module):
         if self.rotary is not None:
             q_s, k_s = self.rotary(q_s), self.rotary(k_s)
         weights = None if self.log_weights is None else self.log_weights.exp()
-        h, t = geometric_attention(q, k, v, q_s, k_s, v_s, self.algebra, weights=weights, mask=mask)
+        h, t = geometric_attention(
+            *(q, k, v, q_s, k_s, v_s), self.algebra,
+            weights=weights, mask=mask, backend=self.backend,
+        )  # fmt: skip
         if self.head_scale is not None:
             scale = self.head_scale.view(-1, 1, 1)
             h, t = (h * scale).to(h.dtype), (t * scale).to(t.dtype)
@@ -385,7 +373,7 @@ class _Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
-        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
+        """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""
         split = [
             torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
             if hidden
@@ -394,7 +382,7 @@ class _Attention(nn.Module):
         ]
         if self.norm_qkv is not None:
             split = list(self.norm_qkv(*split))
-        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
+        return split
 
     def _joined(self, x: Tensor, scalars: Tensor, extra: Pair | None) -> Pair:
         """Features, and after them those that enter the attention alone."""

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.calls import backend_for
+from torchweft.clifford.calls import RowFunction, program_rows
 from torchweft.clifford.layers.basic import MultivectorModule
+from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 
 __all__ = ["EquiLayerNorm", "EquiLinear", "GradeDropout", "MixedLinear"]
@@ -235,7 +236,7 @@ class EquiLayerNorm(MultivectorModule):
         gains: (F, S): after the norm, multiply by parameters weight (n+1, F), one for each grade,
             and scalar_weight (S,), as in blocks of L-GATr 2; None: no parameters.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: "triton", "numba", "torch" or None; the norm is torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; that of the scalars is torch's own.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
 
@@ -249,7 +250,6 @@ class EquiLayerNorm(MultivectorModule):
 
     weight: nn.Parameter | None
     scalar_weight: nn.Parameter | None
-    _grades: Tensor
 
     def __init__(
         self,
@@ -264,7 +264,6 @@ class EquiLayerNorm(MultivectorModule):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(algebra.n + 1, gains[0])) if gains else None
         self.scalar_weight = nn.Parameter(torch.ones(gains[1])) if gains else None
-        self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)
 
     def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised features.
@@ -277,18 +276,20 @@ class EquiLayerNorm(MultivectorModule):
             Tensors of the shapes of x and scalars.
         """
         self.check(x)
-        backend_for(self.backend, self.algebra, [x])
-        first = self.blades_first(x)
-        sizes = self.grade_squares(first).abs().sum(0, keepdim=True)
-        scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
-        y = first * scale
+        given = (x, self.weight), self.algebra, self.blade_dim, self.backend
+        y = _layer_norm(*given, self.eps, self.weight is not None).to(x.dtype)
         if scalars.shape[-1]:
             scalars = functional.layer_norm(scalars, scalars.shape[-1:])
-        if self.weight is not None and self.scalar_weight is not None:
-            gains = self.weight.index_select(0, self._grades)
-            y = y * gains.view(len(gains), *[1] * (y.dim() - 2), -1)
+        if self.scalar_weight is not None:
             scalars = scalars * self.scalar_weight.to(scalars.dtype)
-        return self.blades_back(y.to(x.dtype)), scalars
+        return y, scalars
+
+
+def _norm_words(algebra: Algebra, eps: float, gains: bool) -> tuple[str, ...]:
+    return (float(eps).hex(), *(["gains"] if gains else []))
+
+
+_layer_norm = RowFunction(program_rows("layer_norm", _norm_words), "x", widened, weight="n+1 F")
 
 
 class GradeDropout(MultivectorModule):

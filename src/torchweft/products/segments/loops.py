@@ -10,13 +10,30 @@ __all__ = ["extreme"]
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def extreme(first, last, largest, indptr, order, x, values, places):  # type: ignore[no-untyped-def]
     """Fill values and places of segments first .. last-1; those without rows stay as they are."""
+    least = not largest
     for m in range(first, last):
-        begin = indptr[m]
-        for k in range(begin, indptr[m + 1]):
+        begin, end = indptr[m], indptr[m + 1]
+        if begin == end:
+            continue
+        if x.shape[1] == 1:  # in registers
+            best, place = x[order[begin], 0], order[begin]
+            for k in range(begin + 1, end):
+                t = order[k]
+                new = x[t, 0]
+                better = (new > best) & largest | (new < best) & least
+                better |= (new != new) & (best == best)
+                # without a branch: the next rows are read before this one is compared
+                best = new if better else best
+                place = t if better else place
+            values[m, 0], places[m, 0] = best, place
+            continue
+        for c in range(x.shape[1]):
+            values[m, c], places[m, c] = x[order[begin], c], order[begin]
+        for k in range(begin + 1, end):
             t = order[k]
             for c in range(x.shape[1]):
                 new, best = x[t, c], values[m, c]
                 better = new > best if largest else new < best
-                if k == begin or better or (new != new and best == best):
+                if better or (new != new and best == best):
                     values[m, c] = new
                     places[m, c] = t
