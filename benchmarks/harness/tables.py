@@ -114,8 +114,9 @@ _HOW_TO_READ = """## How to read the tables
   includes its time.
 - Suite *potential*: whole models of MACE. Suite *networks*: GATr and L-GATr; errors of the
   originals are held against those of their layers in plain torch. Suite *o3*: graphs are built
-  before the timing, for many calls (`reused=True`), as those of the others. Suite *radial_linear* compares
-  torchweft with other ways to compute the same in torchweft, and suite *sizes* varies the sizes.
+  before the timing, for many calls (`reused=True`), as those of the others. Suite *radial_linear*
+  compares torchweft with other ways to compute the same in torchweft, and suite *sizes* varies the
+  sizes.
 - Suite *first_calls*: single calls in fresh processes (`benchmarks/first_calls.py`), with empty
   caches and with code from disk. Those of gradients at commit 5f28c42 include torch's own import
   of sympy, some 1.6 s, and a call before that autograd did not record.
