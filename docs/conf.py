@@ -82,20 +82,23 @@ sphinx_gallery_conf = {
 _MARKUP = re.compile(r"(`[^`]*`|(?<!\S)\*\w+\*)|([|*\\]|(?<=\w)_(?!\w))")
 
 
+_SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+
+
 def _plain(lines):
     """Docstring lines as reStructuredText: signs escaped, code and set-off blocks as they stand."""
     text = [_MARKUP.sub(lambda m: m[1] or "\\" + m[2], line) for line in lines]
     shown = []
-    in_block = in_example = False
+    in_block = in_example = in_section = False
     for number, (raw, line) in enumerate(zip(lines, text, strict=True)):
-        first = raw.lstrip()
+        indented, first = raw.startswith("    "), raw.lstrip()
         in_example = bool(first) and (in_example or first.startswith(">>>"))
-        apart = raw.startswith("    ") and (number == 0 or not lines[number - 1].strip())
-        if apart and not in_block and not first.startswith((">>>", "- ")):
+        if first and not indented:
+            in_block, in_section = False, raw in _SECTIONS
+        apart = indented and (number == 0 or not lines[number - 1].strip())
+        if apart and not (in_block or in_section or in_example):
             shown += ["::", ""]
             in_block = True
-        elif in_block and first and not raw.startswith("    "):
-            in_block = False
         shown.append(raw if in_block or in_example else line)
     return shown
 
