@@ -36,7 +36,6 @@ FAMILIES = (
     "distributed",
     "commands",
 )
-COPIED = ("src", "tests", "benchmarks", "pyproject.toml")
 CACHES = ("NUMBA_CACHE_DIR", "TORCHWEFT_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 LIMIT = 600
 """Seconds of one mutant's tests."""
@@ -168,15 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def copied(tree: Path) -> Path:
-    """A copy of what tests need of the checkout."""
-    tree.mkdir()
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.jsonl")
-            shutil.copytree(source, tree / name, ignore=ignored)
-        else:
-            shutil.copy(source, tree / name)
+    """A copy of the checkout: all that git knows or would take."""
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in files.splitlines():
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
     return tree
 
 
