@@ -46,6 +46,9 @@ IMPORTED = [
 SECONDS = 300
 """How long a test may take on its ranks."""
 
+if ON_GPUS:  # values of tables are checked there too, as on the CPU
+    os.environ["TORCHWEFT_CHECK"] = "1"
+
 
 class RankError(AssertionError):
     """What was raised on a rank."""
