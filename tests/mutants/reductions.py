@@ -13,7 +13,33 @@ SOLVE = "tests/contract/test_reductions_solve.py"
 TIES = "tests/contract/test_reductions_knn.py -k ties"
 TYPES = "tests/integration/test_user_types.py"
 
+LOWEST = "tests/contract/test_reductions_cpu.py -k"
+
 MUTANTS = [
+    Mutant(
+        "minima in lanes go to the last of equal values",
+        "i = intervals[interval, 1] - 1 - back",
+        "i = intervals[interval, 0] + back",
+        f"{LOWEST} lowest",
+    ),
+    Mutant(
+        "minima in lanes take intervals as they are listed",
+        "data = data._replace(blocks=_ascending(blocks))",
+        "pass",
+        f"{LOWEST} lowest_of_blocks",
+    ),
+    Mutant(
+        "minima in lanes pass over NaN",
+        "nans[0, place + j] = nans[0, place + j] if {0} == {0} else i",
+        "nans[0, place + j] = nans[0, place + j]",
+        f"{LOWEST} first_nan",
+    ),
+    Mutant(
+        "maxima in lanes are the minima of negatives",
+        'values = -values if wanted.ending == "negated" else values',
+        "values = values",
+        f"{LOWEST} minima_without",
+    ),
     Mutant(
         "type checkers take any name of reductions",
         '    "source",\n]\n\nif not TYPE_CHECKING:',
@@ -70,9 +96,8 @@ MUTANTS = [
     ),
     Mutant(
         "a minimum passes over NaN",
-        "found = -found if first else found.where(found == found, torch.inf)",
-        "found = -found.where(found == found, torch.inf) if first else "
-        "found.where(found == found, torch.inf)",
+        "if not first:  # an argmin takes the first NaN",
+        "if found.numel():",
         EDGES,
     ),
     Mutant(

@@ -261,6 +261,8 @@ class Emitter:
                 return isinstance(self._element(value), ir.IntType)
             case ast.BinOp(left, _, right) | ast.Call(ast.Name("min" | "max"), [left, right]):
                 return self._is_index(left) or self._is_index(right)
+            case ast.IfExp(_, chosen, other):
+                return self._is_index(chosen) or self._is_index(other)
         return False
 
     def _index(self, index: ast.expr) -> Any:
@@ -285,6 +287,9 @@ class Emitter:
                 one, other = self._index(left), self._index(right)
                 sign = "<" if name == "min" else ">"
                 return builder.select(builder.icmp_signed(sign, one, other), one, other)
+            case ast.IfExp(test, chosen, other):
+                both = self._index(chosen), self._index(other)
+                return builder.select(self._comparison(test), *both)
             case ast.BinOp(left, ast.FloorDiv() | ast.Mod() as operator, right):
                 divide = builder.udiv if isinstance(operator, ast.FloorDiv) else builder.urem
                 return divide(self._index(left), self._index(right))

@@ -70,9 +70,9 @@ def machine_code(
             an integer, or an array of a table; they are made of names, elements, +, - and *,
             numbers of /, of `one if test else other` or `where(test, one, other)` with one
             comparison, of `FUNCTIONS`, and of functions that the text defines before: assignments,
-            then a return, with names of their own; integers of min and max, and of // and % where
-            none is negative; sums of integers are not negative.  The indices of an array with two
-            dimensions are `row, place`.
+            then a return, with names of their own; integers of min and max, of `one if test else
+            other`, and of // and % where none is negative; sums of integers are not negative.  The
+            indices of an array with two dimensions are `row, place`.
             Numbers that stand in the text are of float32 where an argument is; with one of float64
             they give one of float64, which `float32(value)` and elements of arrays round.
         flags: of LLVM, for arithmetic on numbers.

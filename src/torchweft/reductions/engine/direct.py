@@ -64,7 +64,7 @@ def body(plan: ReductionPlan, tensors: Sequence[Tensor]) -> Body | None:
         return None
     rest = operator.arguments(plan.key, plan.layout.sizes, plan.how)
     formulas, data, executor = operator.opened([flat[n] for n in used], rest, plan.k)
-    if executor.__name__ != operator.KERNELS:
+    if executor.__name__ == operator.EXECUTORS["torch"]:
         return None
     wanted = _sum(plan, formulas) if plan.kind in SUMS else _smallest(plan, formulas)
     run = executor.prepared(wanted, data, alone=True)

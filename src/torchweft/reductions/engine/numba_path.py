@@ -8,6 +8,8 @@
 
 shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
 stores a tile's values, and looks through them only where the smallest comes before the row's worst.
+lowest has the rows of a task in vector lanes, each with its minimum and index, so that few columns
+are enough.
 
 Tasks have a fixed size and are shared among threads, so bits do not depend on their number.
 Numbers of 16 bits are computed in float32.
@@ -16,7 +18,7 @@ Numbers of 16 bits are computed in float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +30,8 @@ from torchweft.core.cpu.machine_code import machine_code
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import Expr, const, reachable
 from torchweft.core.printing.dialect import Dialect, indented
-from torchweft.reductions.call import Blocks, ReductionData, Sizes
-from torchweft.reductions.engine.tree import neighbours
+from torchweft.reductions.call import Blocks, ReductionData, Sizes, Wanted
+from torchweft.reductions.engine.tree import may_serve, neighbours
 from torchweft.reductions.formula.lowering import (
     LOG2E,
     assign,
@@ -41,9 +43,9 @@ from torchweft.reductions.formula.lowering import (
     separated,
     text,
 )
-from torchweft.reductions.formula.node import Node, variables
+from torchweft.reductions.formula.node import Node, swap, variables
 
-__all__ = ["LoopPrinter", "serves", "shifted", "smallest", "sums"]
+__all__ = ["LoopPrinter", "lowest", "prepared", "serves", "shifted", "smallest", "sums"]
 
 MOST_TERMS_OF_A_LOOP = 512
 """Scalar terms of a formula that compile in a second or so."""
@@ -52,6 +54,9 @@ SERIAL_PAIRS = 100_000
 """Pairs below which one thread is faster."""
 
 ROWS_PER_TASK = 64
+
+LEAST_LANES = 16
+"""Rows of a task that fill vector lanes."""
 
 WORK_OF_A_TASK = 2**29
 """Most operations of a task of several rows, as an interrupt waits for its end: a tenth of a
@@ -144,6 +149,22 @@ comes first.
 """
 
 
+_LOWER = """\
+low = best[0, place + j]
+index[0, place + j] = i if {0} <= low else index[0, place + j]
+best[0, place + j] = {0} if {0} <= low else low
+nans[0, place + j] = nans[0, place + j] if {0} == {0} else i
+"""
+"""The smallest value of each row and the smallest index of NaN; columns come in descending order,
+so that the last of equal values has the smallest index."""
+
+_NAN_FIRST = """\
+for j in range(width):
+    best[0, place + j] = best[0, place + j] if nans[0, place + j] < 0 else float('nan')
+    index[0, place + j] = index[0, place + j] if nans[0, place + j] < 0 else nans[0, place + j]
+"""
+
+
 def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
     """Whether loops of these formulas compile in reasonable time; k may be any."""
     return count(f) + (count(w) if w is not None else 0) <= MOST_TERMS_OF_A_LOOP
@@ -171,6 +192,8 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     """Indices of the k smallest values, see `operator.smallest`."""
     if (near := neighbours(f, max(k, 1), data)) is not None:
         return near[..., None]
+    if k == 0 and _fills_lanes(data):
+        return lowest(f, data)[1]
     like, shape = _wide(data.like), (*data.sizes[:2], max(k, 1))
     last = torch.iinfo(torch.int64).max
     instead_of_nan = like.new_tensor([float("inf" if k else "-inf")])
@@ -181,6 +204,59 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
         index.masked_fill_(index == last, -1)
         found.append(index if k else torch.where(index < -1, index & last, index))
     return torch.stack(found, 3)
+
+
+def lowest(f: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
+    """The smallest values and their indices, (B, M, 1, f.dim), as of torch.min; +∞, −1 for none."""
+    (batch, rows, _), blocks = data.sizes, data.blocks
+    if blocks is not None:
+        data = data._replace(blocks=_ascending(blocks))
+    best = _wide(data.like).new_full((f.dim, 1, batch * rows), float("inf"))
+    index = torch.full(best.shape, -1)
+    for component in range(f.dim):
+        results = [t[component, None] for t in (best, index)]
+        _run("lowest", swap(f), None, component, data, [*results, torch.full_like(results[1], -1)])
+    shape = (f.dim, batch, rows, 1)
+    values, found = (t.view(shape).movedim(0, -1) for t in (best, index))
+    return values, found
+
+
+def prepared(
+    wanted: Wanted, data: ReductionData, *, alone: bool = False
+) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+    """Minima of all pairs with their values, of tensors of the shapes of the data.
+
+    None for what has no values in its loop.  Every such call is `alone`.
+    """
+    (f, *_), sizes = wanted.formulas, data.sizes
+    smallest_of_rows = wanted.kind == "smallest" and wanted.k == 0
+    if not (smallest_of_rows and sizes.columns and _fills_lanes(data)) or may_serve(f, 1, data):
+        return None
+    shapes = [data.values[n].shape for n in range(len(data.values))]
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        given = {n: t.view(shapes[n]) for n, t in enumerate(tensors)}
+        values, index = lowest(f, data._replace(values=given))
+        values = -values if wanted.ending == "negated" else values
+        pairs = zip((values, index), wanted.results, strict=True)
+        return [t if result is None else t.reshape(result[0]) for t, result in pairs]
+
+    return run
+
+
+def _fills_lanes(data: ReductionData) -> bool:
+    """Whether tasks have rows enough for vector lanes."""
+    blocks = 1 if data.blocks is None else max(len(data.blocks.starts), 1)
+    return data.sizes.rows >= blocks * LEAST_LANES
+
+
+def _ascending(blocks: Blocks) -> Blocks:
+    """The same, with each list of intervals in the order of their starts."""
+    numbers = torch.arange(len(blocks.j_starts))
+    lists = torch.searchsorted(blocks.indptr, numbers, right=True)
+    order = blocks.j_starts.argsort(stable=True)
+    order = order[lists[order].argsort(stable=True)]
+    return blocks._replace(j_starts=blocks.j_starts[order], j_ends=blocks.j_ends[order])
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -204,19 +280,20 @@ def _run(
     types = [str(t.dtype).removeprefix("torch.") for t in results]
     loop = _loop(kind, f, w, component, tuple(types), options.accumulate != "auto")
     work_of_a_pair = loop.work + (results[0].shape[2] if kind == "smallest" else 0)
-    tasks, intervals, pairs = _tasks(sizes, blocks, work_of_a_pair)
+    length, least = (sizes.rows, LEAST_LANES) if kind == "lowest" else (sizes.columns, 1)
+    tasks, intervals, pairs = _tasks(sizes, blocks, work_of_a_pair, least)
     if not pairs:
         return
     given = {n: _wide(t.detach()).contiguous() for n, t in values.items()}
     batch = max((len(given[v.data[0]]) for v in loop.columns), default=1)
-    columns = torch.empty(batch * loop.width, sizes.columns, dtype=real)
+    columns = torch.empty(batch * loop.width, length, dtype=real)
     if loop.width:
         fill = machine_code(loop.columns_of)
         read = _operands(loop.columns, given)
         share(
             lambda first, last: fill(first, last, batch, columns, *read),
-            sizes.columns,
-            batch * sizes.columns * loop.work,
+            length,
+            batch * length * loop.work,
             SERIAL_PAIRS * loop.work,
         )
     kernel, step = machine_code(loop.kernel), loop.width if batch > 1 else 0
@@ -242,7 +319,9 @@ def _operands(variables_: Iterable[Node], given: dict[int, Tensor]) -> list[Tens
     return [part for pair in pairs for part in pair]
 
 
-def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[Tensor, Tensor, int]:
+def _tasks(
+    sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int, least: int
+) -> tuple[Tensor, Tensor, int]:
     """(batch entry, first and last row, first and last interval), intervals of columns, pairs."""
     if blocks is None:
         listed, intervals = [(0, sizes.rows, 0, 1)], np.array([[0, sizes.columns]])
@@ -256,7 +335,7 @@ def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[Te
         columns = before[last] - before[first]
         pairs += (end - start) * columns
         rows = WORK_OF_A_TASK // max(columns * work_of_a_pair, 1)
-        rows = max(1, min(ROWS_PER_TASK, rows))
+        rows = max(least, min(ROWS_PER_TASK, rows))
         found += [(i, min(i + rows, end), first, last) for i in range(start, end, rows)]
     each = np.array(found, np.int64).reshape(-1, 4)
     entries = np.repeat(np.arange(sizes.batch), len(each))[:, None]
@@ -302,18 +381,20 @@ class LoopPrinter:
     """The loop of a reduction.
 
     Args:
-        kind: "sums", "shifted" or "smallest".
-        f: the summand, the exponent, or the formula that is compared.
+        kind: "sums", "shifted", "smallest" or "lowest".
+        f: the summand, the exponent, or the formula that is compared; in lowest with i and j
+            exchanged, as its table is that of the rows.
         w: the weight of shifted.
-        component: the component that smallest compares.
+        component: the component that smallest and lowest compare.
     """
 
     def __init__(self, kind: str, f: Node, w: Node | None, component: int) -> None:
         self.kind, self.f, self.w = kind, f, w
         outputs = list(scalars(w if w is not None else f))
-        if kind == "smallest":
+        self.compares = kind in ("smallest", "lowest")
+        if self.compares:
             outputs = outputs[component : component + 1]
-        split = [factored(e) if kind != "smallest" else (const(1), e) for e in outputs]
+        split = [(const(1), e) if self.compares else factored(e) for e in outputs]
         self.outer = [outer for outer, _ in split]
         self.summed = list(dict.fromkeys(inner for _, inner in split))
         self.place = [self.summed.index(inner) for _, inner in split]
@@ -386,6 +467,7 @@ class LoopPrinter:
             "sums": ["out"],
             "shifted": ["top_out", "out"],
             "smallest": ["best", "index"],
+            "lowest": ["best", "index", "nans"],
         }
         real = self.real
         arguments = [
@@ -398,14 +480,28 @@ class LoopPrinter:
         ]
         yield f"def kernel({', '.join(arguments)}):"
         yield "    for task in range(first, end):"
-        yield from indented(self._task(rows), 2)
+        yield from ["        batch = tasks[task, 0]", "        begin = tasks[task, 1]"]
+        yield from ["        at = batch * rows", "        entry = batch * step"]
+        yield from indented(self._entries(rows), 2)
+        yield from indented(self._loads(rows, 2, ""), 2)
+        yield from indented(assign(self.parts.constant, _DIALECT), 2)
+        yield from indented((self._lanes if self.kind == "lowest" else self._task)(rows), 2)
+
+    def _lanes(self, rows: tuple[Node, ...]) -> Iterator[str]:
+        """The rows of a task in vector lanes, one column after the other, the last one first."""
+        lines, (name,) = self._pairs(list(self.parts.pairs))
+        yield from ["start = begin", "place = at + begin", "width = tasks[task, 2] - begin"]
+        yield "for q in range(0, tasks[task, 4] - tasks[task, 3]):"
+        yield "    interval = tasks[task, 4] - 1 - q"
+        yield "    for back in range(0, intervals[interval, 1] - intervals[interval, 0]):"
+        yield "        i = intervals[interval, 1] - 1 - back"
+        yield from indented(self._loads(rows, 0, " + i"), 2)
+        yield from indented(assign(self.parts.rows, _DIALECT), 2)
+        yield "        for j in range(width):"
+        yield from indented([*lines, *_LOWER.format(name).splitlines()], 3)
+        yield from _NAN_FIRST.splitlines()
 
     def _task(self, rows: tuple[Node, ...]) -> Iterator[str]:
-        yield from ["batch = tasks[task, 0]", "begin = tasks[task, 1]"]
-        yield from ["at = batch * rows", "entry = batch * step"]
-        yield from self._entries(rows)
-        yield from self._loads(rows, 2, "")
-        yield from assign(self.parts.constant, _DIALECT)
         if self.kind != "smallest":
             yield "for i in range(0, tasks[task, 2] - begin):"
             yield from (f"    total[i, {n}] = 0.0" for n in range(len(self.summed)))

@@ -71,8 +71,9 @@ and `serves(f, w, k)`."""
 
 KERNELS = EXECUTORS["triton"]
 
-LEAST_PAIRS_OF_LOOPS = 2**22
-"""Pairs from which on the CPU a loop is compiled for a formula: some tenths of a second."""
+LEAST_PAIRS_OF_LOOPS = 2**19
+"""Pairs from which on the CPU a loop is compiled for a formula: about a tenth of a second, once, as
+long as torch takes for some tens of calls of so many pairs."""
 
 FEW_BLOCKS = 16
 """Blocks of rows that torch takes one by one."""

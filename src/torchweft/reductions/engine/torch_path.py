@@ -83,12 +83,15 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
             at = columns.expand(batch, strip.end - strip.begin, f.dim, -1)
             found = _found(f, tile).expand(-1, -1, columns.numel(), -1)
             found = found.transpose(2, 3).expand_as(at)
-            # sorts have NaN as the largest
-            found = -found if first else found.where(found == found, torch.inf)
+            if not first:  # an argmin takes the first NaN
+                found = found.where(found == found, torch.inf)
             if best.numel():  # the earlier ones stand first, so ties go to them
                 found, at = torch.cat([best, found], -1), torch.cat([known, at], -1)
-            best, order = found.sort(stable=True, dim=-1, descending=first)
-            best, known = best[..., :k], at.gather(-1, order[..., :k])
+            if k == 1:  # the first of equal values
+                order = found.argmin(-1, keepdim=True)
+            else:
+                order = found.sort(stable=True, dim=-1).indices[..., :k]
+            best, known = found.gather(-1, order), at.gather(-1, order)
         if known.numel():
             out[:, strip.begin : strip.end, : known.shape[-1]] = known.transpose(2, 3)
     return out
@@ -97,8 +100,10 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
 def _strips(formulas: Sequence[Node], data: ReductionData) -> Iterator[_Strip]:
     """Rows that meet the same columns, a few at a time."""
     (batch, rows, _), blocks = data.sizes, data.blocks
-    step = min(ROWS_PER_STRIP, max(1, NUMBERS_PER_TILE // max(batch * _width(formulas), 1)))
+    numbers = max(batch * _width(formulas), 1)  # of a row and a column
+    step = min(ROWS_PER_STRIP, max(1, NUMBERS_PER_TILE // numbers))
     if blocks is None:
+        step = max(step, NUMBERS_PER_TILE // (numbers * max(data.sizes.columns, 1)))
         for begin in range(0, rows, step):
             yield _Strip(begin, min(begin + step, rows), None)
         return

@@ -18,7 +18,7 @@ from torchweft.core.explain import Launch, record, recording
 from torchweft.reductions.call import ReductionData
 from torchweft.reductions.formula.node import Node
 
-__all__ = ["nearest_by_tree", "neighbours", "worth_a_tree"]
+__all__ = ["may_serve", "nearest_by_tree", "neighbours", "worth_a_tree"]
 
 POINTS_PER_LEAF = 8
 """At most twice as many points are in a leaf."""
@@ -43,11 +43,9 @@ def neighbours(f: Node, k: int, data: ReductionData) -> Tensor | None:
     That is another formula, a mask of pairs, more than 3 dimensions, few points, or infinite ones.
     """
     points = _points(f)
-    if points is None or data.blocks is not None:
+    if points is None or not may_serve(f, k, data):
         return None
     x, y = (data.values[v.data[0]].detach() for v in points)
-    if not worth_a_tree(*data.sizes[1:], x.shape[2], k):
-        return None
     x, y = (t if t.dtype == torch.float64 else t.float() for t in (x, y))
     if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
         return None
@@ -57,6 +55,14 @@ def neighbours(f: Node, k: int, data: ReductionData) -> Tensor | None:
         for of in zip(x.expand(batch, -1, -1), y.expand(batch, -1, -1), strict=True)
     ]
     return torch.stack(found)
+
+
+def may_serve(f: Node, k: int, data: ReductionData) -> bool:
+    """Whether a tree finds the k smallest of f, if the points are finite."""
+    points = _points(f)
+    if points is None or data.blocks is not None:
+        return False
+    return worth_a_tree(*data.sizes[1:], points[0].dim, k)
 
 
 def _points(f: Node) -> tuple[Node, Node] | None:
