@@ -26,6 +26,12 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "voxels of the next batch entry are on the line before",
+        "for column in range(last + 1):\n            follows &= ",
+        "for column in range(1, last + 1):\n            follows &= ",
+        "tests/contract/test_voxels_loops.py -k torch_code",
+    ),
+    Mutant(
         "the docstring of greedy_group has no example",
         "    Example:\n        >>> from torchweft import voxels\n"
         "        >>> voxels.greedy_group([5, 3, 2]).pos_indices\n",

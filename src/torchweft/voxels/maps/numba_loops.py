@@ -103,26 +103,37 @@ def reach(rows, kernel, sizes, transposed, keys):  # type: ignore[no-untyped-def
     """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
 
     kernel: (axes, 4): size, stride, dilation, and the offset of position 0.  The keys of a row are
-    the products of what it meets along each axis, which is kept for the next row.
+    the products of what it meets along each axis; those of the axes before the last are kept for
+    its line.
     """
-    axes = kernel.shape[0]
-    places, found = np.empty((axes, kernel[:, 0].max() + 1), np.int64), np.zeros(axes, np.int64)
-    count = 0
+    last = kernel.shape[0] - 1
+    places, found = np.empty((last + 1, kernel[:, 0].max() + 1), np.int64), np.zeros(last, np.int64)
+    kept = np.empty(np.prod(kernel[:last, 0]), np.int64)
+    met = count = 0
     for i in range(rows.shape[0]):
-        met = 1
-        keys[count] = rows[i, 0]
-        for axis in range(axes):
+        follows = i > 0
+        for column in range(last + 1):
+            follows &= rows[i, column] == rows[i - 1, column]
+        if not follows:
+            met, kept[0] = 1, rows[i, 0]
+        for axis in range(0 if follows else last):
             size = sizes[1 + axis]
             if i == 0 or rows[i, 1 + axis] != rows[i - 1, 1 + axis]:
                 q = np.int64(rows[i, 1 + axis])
                 found[axis] = _along(q, axis, kernel, size, transposed, places)
             here = found[axis]
             for m in range(1, met + 1):  # from the last to the first: in place
-                prefix = keys[count + met - m] * size
+                prefix = kept[met - m] * size
                 for n in range(1, here + 1):
-                    keys[count + (met - m + 1) * here - n] = prefix + places[axis, here - n]
+                    kept[(met - m + 1) * here - n] = prefix + places[axis, here - n]
             met *= here
-        count += met
+        here = _along(
+            np.int64(rows[i, 1 + last]), last, kernel, sizes[1 + last], transposed, places
+        )
+        for m in range(met):
+            for n in range(here):
+                keys[count] = kept[m] * sizes[1 + last] + places[last, n]
+                count += 1
     return count
 
 
