@@ -10,6 +10,12 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "sums of few channels leave out the last",
+        'row += _sums(entry, f"range({few})", "c")',
+        'row += _sums(entry, f"range({max(few - 1, 1)})", "c")',
+        "tests/contract/test_products_segments.py -x",
+    ),
+    Mutant(
         "type checkers take any name of products",
         '    "radius_graph",\n]\n\nif not TYPE_CHECKING:',
         '    "radius_graph",\n]\n\nif True:',
