@@ -2,8 +2,10 @@
 
 Seen red with: 2^x of the smallest number for 2^−∞, a total that does not move with its maximum;
 minima of columns in ascending order, of intervals as they are listed, in which NaN is passed over;
-maxima as their negatives.
+maxima as their negatives, tensors of the first call kept.
 """
+
+import weakref
 
 import pytest
 import torch
@@ -108,3 +110,14 @@ def test_minima_without_gradients(name, axis, monkeypatch):
     for mine, other in pairs:
         assert mine.dtype == other.dtype
         assert_same_bits(mine, other.detach(), "minima without gradients")
+
+
+def test_a_minimum_keeps_no_tensor(monkeypatch):
+    monkeypatch.setattr(operator, "LEAST_PAIRS_OF_LOOPS", 0)
+    call = Genred("x * y", ["x = Vi(2)", "y = Vj(2)"], "Min", axis=1)
+    x = torch.ones(40, 2)
+    call(x, torch.ones(30, 2))
+    assert all(call._direct.values())
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None

@@ -233,10 +233,11 @@ def prepared(
     if not (smallest_of_rows and sizes.columns and _fills_lanes(data)) or may_serve(f, 1, data):
         return None
     shapes = [data.values[n].shape for n in range(len(data.values))]
+    bare = data._replace(values={})  # which keeps no tensor of this call
 
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         given = {n: t.view(shapes[n]) for n, t in enumerate(tensors)}
-        values, index = lowest(f, data._replace(values=given))
+        values, index = lowest(f, bare._replace(values=given))
         values = -values if wanted.ending == "negated" else values
         pairs = zip((values, index), wanted.results, strict=True)
         return [t if result is None else t.reshape(result[0]) for t, result in pairs]
