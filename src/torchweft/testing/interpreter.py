@@ -4,12 +4,12 @@ With TRITON_INTERPRET=1 in the environment before the first import of triton (by
 kernels run on the CPU.  Without the repairs below, Triton 3.6 to 3.9 keeps bf16 as uint16 and
 *adds the bit patterns as integers*, truncates fp32 → bf16 instead of rounding, sums bf16 tiles as
 integers, refuses bf16 atomics, needs a GPU driver for an autotuned kernel, and (3.6 with numpy
-2.4) refuses loop bounds that were loaded.  Five changes make it faster by a factor of four: it
-patches triton.language once a process and not at every call of a function, leaves out a check for
-integer overflow whose result it does not use, remembers which numpy dtype a Triton dtype is, makes
-the shape of a tensor once for all tensors of that shape, and converts the operands of a binary
-operation by a table of the types that it has met.  Without a GPU it passes tensors on as they
-are: its copies live until garbage is collected.
+2.4) refuses loop bounds that were loaded.  Five changes make it faster: it patches triton.language
+once a process and not at every call of a function, leaves out a check for integer overflow whose
+result it does not use, remembers which numpy dtype a Triton dtype is, makes the shape of a tensor
+once for all tensors of that shape, and checks the operands of a binary operation once for each
+pair of types.  Without a GPU it passes tensors on as they are: its copies live until garbage is
+collected.
 
 Not repaired, so kernels must not use them: libdevice and inline assembly.  Not modelled: the
 least sizes of dots, shared memory, registers (`torchweft.testing.compiler` checks these), TF32.
@@ -329,7 +329,7 @@ def _remember_operands() -> None:
     tensor: Any = tl.core.tensor
     semantic: Any = interpreter.TritonSemantic
     plain = semantic.binary_op_type_checking_impl
-    known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def described(operand: Any) -> Any:
         return operand.type.name if type(operand) is tensor else (type(operand), operand)
