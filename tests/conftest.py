@@ -3,6 +3,7 @@
 pytest imports this file before any test, so before any kernel.  One mode per process.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -33,6 +34,12 @@ def poisoned_memory() -> Iterator[None]:
     """New uninitialised memory is NaN."""
     with poison():
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: what these leave of a test is covered

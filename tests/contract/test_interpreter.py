@@ -68,6 +68,13 @@ def range_kernel(bounds_ptr, x_ptr, out_ptr):
     tl.store(out_ptr, total)
 
 
+@triton.jit
+def outer_kernel(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + i)[:, None], tl.load(y_ptr + i)[None, :]
+    tl.store(out_ptr + i[:, None] * BLOCK + i[None, :], (x * y + 2) - 0.5 * x)
+
+
 @triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
 @triton.jit
 def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -116,6 +123,14 @@ class TestRepairs:
         x, out = randn(64), torch.empty(64)
         tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, out, 64)
         same(out, 2 * x)
+
+    def test_operands_are_converted_at_every_launch(self):
+        counts = torch.arange(16, dtype=torch.int32)
+        for x in (randn(16), counts, randn(16, seed=1).double(), 3 - counts):
+            for y in (randn(16, seed=2), randn(16, seed=3)):
+                outer_kernel[(1,)](x, y, out := torch.empty(16, 16, dtype=torch.float64), 16)
+                x, y = (a.double() if x.dtype == torch.float64 else a.float() for a in (x, y))
+                same(out, ((x[:, None] * y + 2) - 0.5 * x[:, None]).double())
 
     def test_range_takes_loaded_bounds(self):
         range_kernel[(1,)](torch.tensor([3, 17]), torch.ones(64), out := torch.empty(1))

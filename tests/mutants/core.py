@@ -11,9 +11,31 @@ HARMONICS = "tests/contract/test_o3_harmonics.py"
 WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
 RUNS = "tests/contract/test_recorded_runs.py"
 CAPTURE = "tests/contract/test_capture.py"
+INTERPRETER = "tests/contract/test_interpreter.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
+    Mutant(
+        "the interpreter gives an operand a type and not its values",
+        "if all(type(a) is not tensor or a.dtype.name == b.dtype.name for a, b in pairs):",
+        "if True:",
+        INTERPRETER,
+        kernels=True,
+    ),
+    Mutant(
+        "the interpreter takes a constant for another",
+        "if type(operand) is tensor else (type(operand), operand)",
+        "if type(operand) is tensor else type(operand)",
+        INTERPRETER,
+        kernels=True,
+    ),
+    Mutant(
+        "the interpreter forgets the shape of the other operand",
+        "return operand if operand.type is to else tensor(operand.handle, to)",
+        "return operand",
+        INTERPRETER,
+        kernels=True,
+    ),
     Mutant(
         "type checkers take any name of torchweft",
         '    "voxels",\n]\n\nif not TYPE_CHECKING:',

@@ -4,11 +4,12 @@ With TRITON_INTERPRET=1 in the environment before the first import of triton (by
 kernels run on the CPU.  Without the repairs below, Triton 3.6 to 3.9 keeps bf16 as uint16 and
 *adds the bit patterns as integers*, truncates fp32 → bf16 instead of rounding, sums bf16 tiles as
 integers, refuses bf16 atomics, needs a GPU driver for an autotuned kernel, and (3.6 with numpy
-2.4) refuses loop bounds that were loaded.  Four changes make it three times as fast: it patches
-triton.language once a process and not at every call of a function, leaves out a check for integer
-overflow whose result it does not use, remembers which numpy dtype a Triton dtype is, and makes the
-shape of a tensor once for all tensors of that shape.  Without a GPU it passes tensors on as they
-are: its copies live until garbage is collected.
+2.4) refuses loop bounds that were loaded.  Five changes make it faster: it patches triton.language
+once a process and not at every call of a function, leaves out a check for integer overflow whose
+result it does not use, remembers which numpy dtype a Triton dtype is, makes the shape of a tensor
+once for all tensors of that shape, and checks the operands of a binary operation once for each
+pair of types.  Without a GPU it passes tensors on as they are: its copies live until garbage is
+collected.
 
 Not repaired, so kernels must not use them: libdevice and inline assembly.  Not modelled: the
 least sizes of dots, shared memory, registers (`torchweft.testing.compiler` checks these), TF32.
@@ -59,6 +60,8 @@ def install() -> None:
     _skip_overflow_check()
     _remember_numpy_dtypes()
     _share_shapes()
+    _remember_operands()
+    _unwrap_tensors_first()
     if not torch.cuda.is_available():
         _pass_tensors_as_they_are()
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
@@ -78,7 +81,7 @@ def _float_to_bits(values: Any) -> np.ndarray:
 
 
 def _is_bf16(handle: Any) -> bool:
-    return isinstance(handle, Handle) and handle.dtype.scalar == tl.bfloat16
+    return isinstance(handle, Handle) and handle.dtype.scalar.name == "bf16"
 
 
 def _widen(handle: Any) -> Any:
@@ -94,7 +97,7 @@ def _round(handle: Any) -> Any:
 def _repair_arithmetic() -> None:
     def through_fp32(method: Callable[..., Any], operands: int) -> Callable[..., Any]:
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not any(_is_bf16(a) for a in args[:operands]):
+            if True not in map(_is_bf16, args[:operands]):
                 return method(self, *args, **kwargs)
             wide = [_widen(a) for a in args[:operands]]
             return _round(method(self, *wide, *args[operands:], **kwargs))
@@ -222,6 +225,18 @@ def _repair_range() -> None:
 def _patch_language_once() -> None:
     """At the first launch, and for good: nothing is compiled in this process."""
     module: Any = interpreter
+
+    def bind(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = module.TritonSemantic(builder)
+        plain_member = getattr(member, "__wrapped__", member)  # without its check for `_semantic`
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return plain_member(*args, **kwargs)
+
+        scope.set_attr(obj, name, bound)
+
+    module._patch_attr = bind
     plain = module._patch_lang
     every_module = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
     patch_once = lru_cache(None)(lambda: plain(every_module))
@@ -303,3 +318,45 @@ def _share_shapes() -> None:
 
     core.block_type.__init__, core.tensor.__init__ = make_block, make_tensor
     semantic.broadcast_impl_value = broadcast
+
+
+def _remember_operands() -> None:
+    """How the operands of a binary operation are converted follows from their types.
+
+    An operand keeps its data and gets the type of the result's shape, as numpy's operations
+    broadcast; a Python number becomes the same constant each time.
+    """
+    tensor: Any = tl.core.tensor
+    semantic: Any = interpreter.TritonSemantic
+    plain = semantic.binary_op_type_checking_impl
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def described(operand: Any) -> Any:
+        return operand.type.name if type(operand) is tensor else (type(operand), operand)
+
+    def converted(operand: Any, to: Any) -> Any:
+        if type(operand) is not tensor:
+            return to
+        return operand if operand.type is to else tensor(operand.handle, to)
+
+    def operands(self: Any, *given: Any, **rules: bool) -> Any:
+        lhs, rhs, *flags = given
+        key = (described(lhs), described(rhs), *flags, *rules.items())
+        if key in known:
+            left, right = known[key]
+            return converted(lhs, left), converted(rhs, right)
+        found = plain(self, *given, **rules)
+        pairs = list(zip((lhs, rhs), found, strict=True))
+        if all(type(a) is not tensor or a.dtype.name == b.dtype.name for a, b in pairs):
+            known[key] = tuple([b.type if type(a) is tensor else b for a, b in pairs])
+        return found
+
+    semantic.binary_op_type_checking_impl = operands
+
+
+def _unwrap_tensors_first() -> None:
+    """Most of what may be a constexpr is a tensor or a number."""
+    core: Any = tl.core
+    plain = core._unwrap_if_constexpr
+    unwrapped = frozenset((core.tensor, core.dtype, int, float, bool))
+    core._unwrap_if_constexpr = lambda value: value if type(value) in unwrapped else plain(value)
