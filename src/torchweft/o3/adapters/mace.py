@@ -19,7 +19,7 @@ from torchweft.o3.adapters.mace_forward import (
     rows_of_e3nn,
 )
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, naming, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, naming, replace_layers
 from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
@@ -91,10 +91,11 @@ def from_mace(model: nn.Module) -> nn.Module:
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
             "products of e3nn. Pass the model before it is scripted or converted otherwise."
         )
-    for part in list(model.modules()):
-        if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):
-            _convert(part, "ir_mul" if type(part).__name__ in MODELS else "mul_ir")
-    _convert(model, "mul_ir")  # interactions without such a model around them
+    with all_or_nothing(model):
+        for part in list(model.modules()):
+            if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):
+                _convert(part, "ir_mul" if type(part).__name__ in MODELS else "mul_ir")
+        _convert(model, "mul_ir")  # interactions without such a model around them
     return model
 
 
@@ -111,7 +112,6 @@ def _convert(model: Any, layout: str) -> None:
     if not blocks:
         return
     call = Call()
-    # MACE's layers first: where one cannot be turned, the model stays as it was
     replace_layers(model, functools.partial(_mace_layer, layout=layout, call=call))
     for name, block in blocks:
         with naming(name):

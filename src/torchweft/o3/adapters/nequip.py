@@ -22,7 +22,7 @@ from torchweft.o3.adapters.interactions import (
     radial_weight,
 )
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, replace_layers
 from torchweft.o3.adapters.sources import Current, extended, given_rows, mark_reads_sources
 from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps
@@ -64,6 +64,12 @@ def from_nequip(model: nn.Module) -> nn.Module:
         >>> atoms.calc = o3.calculator(model)  # doctest: +SKIP
     """
     _check(model)
+    with all_or_nothing(model):
+        _convert(model)
+    return model
+
+
+def _convert(model: Any) -> None:
     blocks: list[Any] = [b for b in model.modules() if is_of("nequip", "InteractionBlock", b)]
     features = [x for b in blocks for x in (b.linear_1.irreps_in, b.linear_2.irreps_out)]
     layout, call = layout_in(model, "nequip", features), Call()
@@ -86,7 +92,6 @@ def from_nequip(model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
         _read_sources(model, blocks)
-    return model
 
 
 def _check(model: Any) -> None:
