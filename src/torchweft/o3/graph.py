@@ -164,10 +164,20 @@ class Graph:
         self.reused = reused
         tables = _tables(src, dst, sources, num_nodes)
         read = reused and not traced and not unreadable(src, dst)
-        self.tables = _with_runs(tables) if read else tables
-        self.packed, self.present = pack(self.tables)
-        facts = None if traced else (self.present, *self.tables[:3], *map(_of, self.packed))
+        self._take(_with_runs(tables) if read else tables, traced)
+
+    def _take(self, tables: Tables, traced: bool) -> None:
+        self.tables = tables
+        self.packed, self.present = pack(tables)
+        facts = None if traced else (self.present, *tables[:3], *map(_of, self.packed))
         self.kind = facts and _kind(*facts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tables": self.tables, "reused": self.reused}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.reused = state["reused"]
+        self._take(state["tables"], compiling() or watched())
 
     def __repr__(self) -> str:
         return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"
@@ -202,6 +212,8 @@ class Graph:
         edges = self.src.to(device), self.dst.to(device)
         return Graph(*edges, self.num_nodes, self.num_sources, self.reused)
 
+
+torch.serialization.add_safe_globals([Graph, Tables, Runs, Slices])  # of torch.load, by default
 
 _graphs: TensorCache[Graph] = TensorCache()
 

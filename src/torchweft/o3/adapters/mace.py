@@ -18,6 +18,7 @@ from torchweft.o3.adapters.mace_forward import (
     forward_serves,
     rows_of_e3nn,
 )
+from torchweft.o3.adapters.mace_repulsion import repulsion
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, naming, replace_layers
 from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
@@ -246,6 +247,8 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     """torchweft's layer for one of MACE's own."""
     if is_of("mace", "SymmetricContraction", module):
         return _mace_contraction(module, layout, call)
+    if is_of("mace", "ZBLBasis", module):
+        return repulsion(module, call)
     if is_of("mace", "RadialEmbeddingBlock", module):
         return _radial_embedding(module)
     if (bessel := _bessel(module)) is not None:

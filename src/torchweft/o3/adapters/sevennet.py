@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError
 from torchweft.o3.adapters.e3nn import made_layer, tensor_product
 from torchweft.o3.adapters.interactions import (
-    SelfConnection,
     by_types,
     convolved,
     layout_in,
     linear_of_items,
     radial_weight,
+    self_connection,
 )
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, replace_layers
@@ -174,8 +174,7 @@ class _SelfConnectionIntro(nn.Module):
 
     def __init__(self, of: Any, layout: str) -> None:
         super().__init__()
-        product = of.fc_tensor_product
-        self.fc_tensor_product = holding(SelfConnection(product, layout=layout), product)
+        self.fc_tensor_product = self_connection(of.fc_tensor_product, layout=layout)
         self.key_x = of.key_x
 
     def forward(self, data: Data) -> Data:
