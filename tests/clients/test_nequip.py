@@ -138,6 +138,12 @@ def test_a_model_gives_what_it_gave(variant):
     assert_agree(results(found), exact, noisy)
 
 
+def test_functions_of_lengths_are_torchwefts():
+    model = o3.from_nequip(original())
+    assert [type(m) for m in model.modules() if isinstance(m, o3.BesselBasis)]
+    assert not [m for m in model.modules() if isinstance(m, PolynomialCutoff)]
+
+
 def test_self_connections_are_by_type():
     model = o3.from_nequip(original())
     connections = [m for m in model.modules() if type(m).__name__ == "SelfConnection"]
