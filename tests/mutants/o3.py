@@ -433,8 +433,8 @@ MUTANTS = [
     ),
     Mutant(
         "a loaded graph is of no known kind",
-        'self._take(state["tables"], compiling() or watched())',
-        'self._take(state["tables"], True)',
+        'self._take(state["tables"])',
+        'self._take(state["tables"])\n        self.kind = None',
         "tests/contract/test_o3_graph.py -k saved",
     ),
     Mutant(

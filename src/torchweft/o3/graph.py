@@ -126,7 +126,7 @@ class Graph:
         IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
     The graph holds copies of src and dst, int32 where all numbers are below 2^31: later changes of
-    these have no effect on it.
+    these have no effect on it.  torch.save and, by its defaults, torch.load take it.
 
     Cost: two sorts of E numbers, and one read by the host (none inside torch.compile, nor in a
     function of `torchweft.capture`, where rows of many thousand edges are then not cut into
@@ -154,7 +154,6 @@ class Graph:
         num_sources: int | None = None,
         reused: bool = False,
     ) -> None:
-        traced = compiling() or watched()  # sizes may be symbols, which are not hashable
         if not compiling():
             _check_edges(src, dst)
             _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
@@ -163,10 +162,11 @@ class Graph:
         sources = num_nodes if num_sources is None else num_sources
         self.reused = reused
         tables = _tables(src, dst, sources, num_nodes)
-        read = reused and not traced and not unreadable(src, dst)
-        self._take(_with_runs(tables) if read else tables, traced)
+        read = reused and not (compiling() or watched() or unreadable(src, dst))
+        self._take(_with_runs(tables) if read else tables)
 
-    def _take(self, tables: Tables, traced: bool) -> None:
+    def _take(self, tables: Tables) -> None:
+        traced = compiling() or watched()  # sizes may be symbols, which are not hashable
         self.tables = tables
         self.packed, self.present = pack(tables)
         facts = None if traced else (self.present, *tables[:3], *map(_of, self.packed))
@@ -177,7 +177,7 @@ class Graph:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.reused = state["reused"]
-        self._take(state["tables"], compiling() or watched())
+        self._take(state["tables"])
 
     def __repr__(self) -> str:
         return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"

@@ -67,7 +67,8 @@ def from_mace(model: nn.Module) -> nn.Module:
     MACE and ScaleShiftMACE models get a forward pass of few operations, the attribute
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
-    more features take the forward pass of MACE.
+    more features take the forward pass of MACE.  Hooks of a layer move to the layer that replaces
+    it, and see its rows.
 
     The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
@@ -256,7 +257,7 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     if is_of("mace", "PolynomialCutoff", module):
         return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
     if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
-        return _Channels(module.irreps[0].mul)
+        return holding(_Channels(module.irreps[0].mul), module)
     if layout == "ir_mul" and is_of("mace", "GatedEquivariantBlock", module):
         module._layout_is_ir_mul = True
     return None

@@ -145,8 +145,9 @@ class MaceForward:
         model, attributes, edge_index = self._model, data["node_attrs"], data["edge_index"]
         spherical, embedding = model.spherical_harmonics, model.radial_embedding
         repels, basis = hasattr(model, "pair_repulsion"), getattr(embedding, "basis", None)
-        known = type(basis) is RadialBasis and type(spherical) is SphericalHarmonics
-        if known and not (repels or any(map(is_hooked, (spherical, embedding, basis)))):
+        hooked = any(map(is_hooked, (spherical, embedding, *embedding.children())))
+        own = not (repels or hooked) and type(spherical) is SphericalHarmonics
+        if own and type(basis) is RadialBasis:
             return *harmonics_and_radial(spherical, basis, vectors), None, None
         of_elements = repels or hasattr(embedding, "distance_transform")
         every = extended(attributes) if of_elements else attributes

@@ -275,6 +275,8 @@ ELEMENTS = Numbered("element", "weights of {}", "build the module with more num_
 def rows_of_elements(element: Tensor, count: int, of: Numbered = ELEMENTS) -> ElementRows:
     """Rows sorted by `element` (rows,), cached as long as the content stays.
 
+    `of` is what an error says that they number.
+
     On a GPU only a `torchweft.constant` is cached: sorting takes less time than waiting for the
     result of a comparison.  A function of torchweft.capture sorts once in its record.
 
