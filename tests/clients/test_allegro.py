@@ -69,7 +69,7 @@ def test_what_goes_where():
     with pytest.raises(DTypeError, match=r"products of Allegro.*Pass it to from_allegro\."):
         o3.from_nequip(original())
     model = nequip.original()
-    with pytest.raises(DTypeError, match=r"products Contracter of Allegro. Pass it to from_nequip"):
+    with pytest.raises(DTypeError, match=r"products \(Contracter\)\. Pass it to from_nequip"):
         o3.from_allegro(model)
     o3.from_nequip(model)
     with pytest.raises(DTypeError, match="Pass the model before it is scripted"):

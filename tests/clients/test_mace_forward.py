@@ -169,6 +169,23 @@ def test_a_class_of_the_users_keeps_its_forward():
     assert "forward" not in vars(o3.from_mace(model))
 
 
+def test_hooks_of_functions_of_edges_are_called():
+    """Seen red with: one kernel for both, whose results no module returns."""
+    plain, called = original(), []
+
+    def heard(module, args, output):
+        called.append(type(module).__name__)
+
+    early = plain.spherical_harmonics.register_forward_hook(heard)
+    model = o3.from_mace(plain)
+    model(given("residual"))
+    assert called == ["SphericalHarmonics"]
+    model.radial_embedding.register_forward_hook(heard)
+    early.remove()
+    model(given("residual"))
+    assert called[1:] == ["_RadialEmbedding"]
+
+
 def test_copies_have_a_forward_of_their_own():
     model = converted("residual")
     expected = model(given("residual"))["forces"]
@@ -205,7 +222,7 @@ def test_a_force_call_begins_two_fifths_of_the_operations():
     assert begun(lambda: model(dict(data))) <= 0.4 * theirs
 
 
-@pytest.mark.parametrize("variant", ["MACE of heads", "residual"])
+@pytest.mark.parametrize("variant", ["MACE of heads", "residual", "repulsion"])
 def test_energies_of_graphs_have_no_sum_of_any_order(variant):
     """On a GPU those are atomic; nodes of a graph may stand anywhere."""
     model, data = converted(variant, torch.float32), given(variant, torch.float32)

@@ -226,6 +226,61 @@ def test_a_model_that_cannot_be_turned_stays_as_it_was():
     assert [(name, type(module)) for name, module in model.named_modules()] == before
 
 
+def contents(model):
+    """What every module holds, with its hooks."""
+    found = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            found[name, key] = dict(value) if isinstance(value, dict) else value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapt"), [(MaceModel, o3.from_mace), (NequipModel, o3.from_nequip)]
+)
+def test_a_last_layer_that_cannot_be_turned_leaves_the_model_as_it_was(kind, adapt):
+    """Seen red with: interactions that are turned before, and stay so."""
+    model = kind()
+    model.late = E3nnLinear(OUT, X)
+    model.late.instructions = [i._replace(path_weight=3.0) for i in model.late.instructions]
+    before = contents(model)
+    with pytest.raises(ShapeError, match=r"^late cannot be converted: .* has factors that neither"):
+        adapt(model)
+    assert contents(model) == before
+
+
+def test_hooks_move_to_the_layer_that_replaces_theirs():
+    model, called = torch.nn.Sequential(E3nnLinear(OUT, X)), []
+    handle = model[0].register_forward_hook(lambda *args: called.append(args[0]))
+    o3.from_e3nn(model)
+    model(torch.ones(1, model[0].irreps_in.dim))
+    assert called == [model[0]]
+    handle.remove()
+    assert not model[0]._forward_hooks
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_self_connections_of_a_record_read_no_types(embedded, dtype, monkeypatch):
+    """Seen red with: rows of types counted by the host; attributes of another type."""
+    torch.manual_seed(0)
+    kind = named("e3nn", o3.FullyConnectedTensorProduct)
+    embedding = torch.nn.Embedding(2, 2).to(dtype) if embedded else None
+    layer = interactions.self_connection(kind(X, "2x0e", X).to(dtype), embedding).to(dtype)
+    x, types = torch.randn(5, 16, dtype=dtype), torch.tensor([0, 1, 1, 0, 1])
+    wide = copy.deepcopy(layer).double()
+    wide.embedding = (copy.deepcopy(embedding).double() if embedded else None,)
+    exact = wide(x.double(), types).detach()
+    for name in ("item", "tolist", "__bool__", "__int__", "nonzero", "cpu"):
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *args, name=name: pytest.fail(f"the run reads: {name}")
+        )
+    with Run():
+        found = layer(x, types).detach()
+    monkeypatch.undo()
+    assert_within_bound(found, exact, exact.abs().max().expand_as(exact), 24)
+
+
 class PolynomialCutoff(torch.nn.Module):
     def __init__(self, p):
         super().__init__()

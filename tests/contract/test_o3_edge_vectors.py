@@ -3,7 +3,8 @@
 The cases are in tests.cases.edge_vectors.
 
 Seen red with: sums of the edges that leave a node added instead of taken off, the order of sorted
-edges left out, a shift left out, a gradient of the shift alone; totals in the order of rows.
+edges left out, a shift left out, a gradient of the shift alone; totals in the order of rows, or of
+edges by their other end.
 """
 
 import pytest
@@ -13,15 +14,16 @@ from tests.cases.channelwise import GRAPHS
 from tests.cases.edge_vectors import make_case, suite
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import explain
-from torchweft.errors import ShapeError
+from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.o3.edge_vectors.operator import (
     edge_lengths,
     edge_vectors,
+    rows_of_edges,
     rows_of_totals,
     totals,
 )
 from torchweft.o3.graph import Graph, graph_of
-from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.testing.contract import BODY_CHECKS, Setting, check_values
 from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
 
@@ -109,6 +111,20 @@ def test_a_length_of_zero_has_no_gradient(rows):
     (g,) = torch.autograd.grad(r.sum(), v)
     assert not r.any()
     assert not g.any()
+
+
+def test_sums_of_edges_are_by_the_graphs_tables():
+    of, v = graph(), torch.randn(40, 2, dtype=torch.float64)
+    exact = v.new_zeros(of.num_nodes, 2).index_add(0, of.dst.long(), v)
+    size = v.new_zeros(of.num_nodes, 2).index_add(0, of.dst.long(), v.abs())
+    assert_within_bound(totals(v, rows_of_edges(of)), exact, size, 40)
+
+
+def test_a_graph_out_of_range():
+    batch = torch.tensor([0, 3, 1])
+    text = r"batch\[1\] is 3 but there are 3 graphs: .* lie in 0\.\.2.*or pass the ptr of all"
+    with pytest.raises(IndexRangeError, match=text):
+        rows_of_totals(batch, 3)
 
 
 @interpreted

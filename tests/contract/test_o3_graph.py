@@ -4,6 +4,7 @@ Seen red with: a cache that looks at src alone, an order that is not stable, cop
 rows of another copy, a graph that holds the caller's tensors.
 """
 
+import copy
 import gc
 import itertools
 import weakref
@@ -208,6 +209,18 @@ def test_to():
     again = graph.to("cpu")
     assert (again.num_nodes, again.num_sources) == (5, 3)
     assert again.src.tolist() == SRC.tolist()
+
+
+def test_a_graph_is_saved_and_loaded(tmp_path):
+    """By torch.load's defaults.  Seen red with: a graph of another kind than the one saved."""
+    graph = Graph(SRC, DST, 5, 3, reused=True)
+    torch.save(graph, tmp_path / "graph.pt")
+    for again in (torch.load(tmp_path / "graph.pt"), copy.deepcopy(graph)):
+        assert repr(again) == repr(graph)
+        assert again.kind is graph.kind
+        assert again.reused
+        for found, expected in zip(again.packed, graph.packed, strict=True):
+            assert found.tolist() == expected.tolist()
 
 
 class TestErrors:

@@ -29,6 +29,13 @@ def same(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0, check_dtype=False)
 
 
+def test_a_mask_is_saved_and_loaded(tmp_path):
+    """By torch.load's defaults."""
+    mask = BlockSparsity.bands(4, 4, width=1)
+    torch.save(mask, tmp_path / "mask.pt")
+    same(dense(torch.load(tmp_path / "mask.pt"), 4, 4), dense(mask, 4, 4))
+
+
 def assert_mask(mask, expected):
     """Both halves hold the pairs of a dense mask, once."""
     rows, columns = expected.shape

@@ -401,4 +401,52 @@ MUTANTS = [
         "        if rest > TILE:\n            run(0, 1",
         "tests/contract/test_o3_harmonics_loops.py -k radial_functions",
     ),
+    Mutant(
+        "a model that cannot be turned stays half converted",
+        "            changed.clear()\n            changed.update(content)\n",
+        "            pass\n",
+        f"{ADAPTERS} as_it_was",
+    ),
+    Mutant(
+        "hooks of a layer are lost on conversion",
+        "        setattr(made, name, getattr(module, name))\n",
+        "        pass\n",
+        f"{ADAPTERS} hooks",
+    ),
+    Mutant(
+        "a record by types counts them where there is no kernel",
+        "        if not self._map.serves(x):\n            table",
+        "        if False:\n            table",
+        f"{ADAPTERS} record_read_no_types",
+    ),
+    Mutant(
+        "a graph out of range is called an element",
+        "rows_of_elements(index, count, GRAPHS)",
+        "rows_of_elements(index, count)",
+        f"{EDGES} -k out_of_range",
+    ),
+    Mutant(
+        "sums of edges are of those that leave a node",
+        "dst=tables.dst, z_indptr=tables.z_indptr, z_edges=tables.z_edges,",
+        "dst=tables.src, z_indptr=tables.x_indptr, z_edges=tables.x_edges,",
+        f"{EDGES} -k sums_of_edges",
+    ),
+    Mutant(
+        "a loaded graph is of no known kind",
+        'self._take(state["tables"])',
+        'self._take(state["tables"])\n        self.kind = None',
+        "tests/contract/test_o3_graph.py -k saved",
+    ),
+    Mutant(
+        "torch.load refuses graphs",
+        "add_safe_globals([Graph, Tables, Runs, Slices])",
+        "add_safe_globals([Tables, Runs, Slices])",
+        "tests/contract/test_o3_graph.py -k saved",
+    ),
+    Mutant(
+        "torch.load refuses masks",
+        "add_safe_globals([BlockSparsity])",
+        "add_safe_globals([])",
+        "tests/contract/test_reductions_sparsity.py -k saved",
+    ),
 ]

@@ -126,7 +126,7 @@ class Graph:
         IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
     The graph holds copies of src and dst, int32 where all numbers are below 2^31: later changes of
-    these have no effect on it.
+    these have no effect on it.  torch.save and, by its defaults, torch.load take it.
 
     Cost: two sorts of E numbers, and one read by the host (none inside torch.compile, nor in a
     function of `torchweft.capture`, where rows of many thousand edges are then not cut into
@@ -154,7 +154,6 @@ class Graph:
         num_sources: int | None = None,
         reused: bool = False,
     ) -> None:
-        traced = compiling() or watched()  # sizes may be symbols, which are not hashable
         if not compiling():
             _check_edges(src, dst)
             _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
@@ -163,11 +162,22 @@ class Graph:
         sources = num_nodes if num_sources is None else num_sources
         self.reused = reused
         tables = _tables(src, dst, sources, num_nodes)
-        read = reused and not traced and not unreadable(src, dst)
-        self.tables = _with_runs(tables) if read else tables
-        self.packed, self.present = pack(self.tables)
-        facts = None if traced else (self.present, *self.tables[:3], *map(_of, self.packed))
+        read = reused and not (compiling() or watched() or unreadable(src, dst))
+        self._take(_with_runs(tables) if read else tables)
+
+    def _take(self, tables: Tables) -> None:
+        traced = compiling() or watched()  # sizes may be symbols, which are not hashable
+        self.tables = tables
+        self.packed, self.present = pack(tables)
+        facts = None if traced else (self.present, *tables[:3], *map(_of, self.packed))
         self.kind = facts and _kind(*facts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tables": self.tables, "reused": self.reused}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.reused = state["reused"]
+        self._take(state["tables"])
 
     def __repr__(self) -> str:
         return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"
@@ -202,6 +212,8 @@ class Graph:
         edges = self.src.to(device), self.dst.to(device)
         return Graph(*edges, self.num_nodes, self.num_sources, self.reused)
 
+
+torch.serialization.add_safe_globals([Graph, Tables, Runs, Slices])  # of torch.load, by default
 
 _graphs: TensorCache[Graph] = TensorCache()
 

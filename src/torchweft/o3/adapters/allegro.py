@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchweft.errors import DTypeError
 from torchweft.o3.adapters.e3nn import made_layer
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.tensor_product.products import TensorProduct
 
@@ -58,8 +58,9 @@ def from_allegro(model: nn.Module) -> nn.Module:
         )
     for name, product in products:
         _check(name, product)
-    replace_layers(model, _allegro_layer)
-    replace_layers(model, made_layer)
+    with all_or_nothing(model):
+        replace_layers(model, _allegro_layer)
+        replace_layers(model, made_layer)
     return model
 
 

@@ -7,6 +7,7 @@ SelfConnection   the same by types, whose matrices an embedding makes
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 
 from torchweft.core import recorded
 from torchweft.core.operators.operands import same_kind
+from torchweft.o3.adapters.e3nn import tensor_product
 from torchweft.o3.adapters.replacing import holding, is_of
 from torchweft.o3.graph import Graph
 from torchweft.o3.irreps.irreps import Irreps, check_rows, split_weight
 from torchweft.o3.layers.linear import Linear, LinearInstruction, linear_mixing
 from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
-from torchweft.o3.tensor_product.products import TensorProductConv
+from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
 
 __all__ = [
     "MapByElement",
@@ -35,6 +37,7 @@ __all__ = [
     "leaves_factors",
     "linear_of_items",
     "radial_weight",
+    "self_connection",
 ]
 
 
@@ -142,11 +145,45 @@ class MapByElement:
         return mix(self._mixing, x, weight, rows_of_elements(element, count), kernels=kernels)
 
 
-class SelfConnection(nn.Module):
+class SelfConnection(TensorProduct):
     """z = Σ_uv W[u, v, w] x[n, u] a[type n, v]: an e3nn product with attributes of types.
 
     The matrices M[u, t, w] = Σ_v a[t, v] W[u, v, w] of all types are formed once a call, and one
-    linear map by type replaces a product of (copies × attributes) pairs for each node.
+    linear map by type replaces a product of (copies × attributes) pairs for each node.  A record
+    without a kernel for such maps multiplies by the attributes.
+
+    Made by `self_connection`.
+    """
+
+    embedding: tuple[nn.Module | None]  # in a tuple: the parameter is the other module's
+
+    def forward(self, x: Tensor, types: Tensor) -> Tensor:  # type: ignore[override]
+        """(N, D_out) of x (N, D) and types (N,), integers; (N, any) of equal columns."""
+        types = types if types.dim() == 1 else types.select(1, 0)
+        (embedding,), width = self.embedding, self.irreps_in2.dim
+        if not self._map.serves(x):
+            table = (
+                torch.eye(width, dtype=x.dtype, device=x.device)
+                if embedding is None
+                else _table(embedding)
+            )
+            return super().forward(x, table.index_select(0, types))
+        if embedding is None:
+            return self._map(x, self.weight, types, width)
+        table, shapes = _table(embedding), [i.path_shape for i in self.instructions]
+        views = [view for view in split_weight(self.weight, shapes) if view is not None]
+        matrices = torch.cat([(table @ view).flatten() for view in views])
+        return self._map(x, matrices, types, table.shape[0])
+
+    @functools.cached_property
+    def _map(self) -> MapByElement:
+        return MapByElement(self, self.layout)
+
+
+def self_connection(
+    product: Any, embedding: nn.Module | None = None, layout: str = "mul_ir"
+) -> nn.Module:
+    """The SelfConnection that replaces a product.
 
     Args:
         product: e3nn's, one of `by_types`; its weight is kept.
@@ -154,27 +191,9 @@ class SelfConnection(nn.Module):
             attributes are one-hot rows.
         layout: of the rows.
     """
-
-    weight: nn.Parameter
-
-    def __init__(
-        self, product: Any, embedding: nn.Module | None = None, layout: str = "mul_ir"
-    ) -> None:
-        super().__init__()
-        self._map, self._width = MapByElement(product, layout), product.irreps_in2.dim
-        self._shapes = [i.path_shape for i in product.instructions]
-        self._embedding = (embedding,)  # no child: the parameter is the other module's
-
-    def forward(self, x: Tensor, types: Tensor) -> Tensor:
-        """(N, D_out) of x (N, D) and types (N,), integers; (N, any) of equal columns."""
-        types = types if types.dim() == 1 else types.select(1, 0)
-        (embedding,) = self._embedding
-        if embedding is None:
-            return self._map(x, self.weight, types, self._width)
-        table = _table(embedding)
-        views = [view for view in split_weight(self.weight, self._shapes) if view is not None]
-        matrices = torch.cat([(table @ view).flatten() for view in views])
-        return self._map(x, matrices, types, table.shape[0])
+    made: Any = tensor_product(product, SelfConnection, layout)
+    made.embedding = (embedding,)
+    return holding(made, product)
 
 
 def by_types(product: Any) -> bool:

@@ -18,8 +18,9 @@ from torchweft.o3.adapters.mace_forward import (
     forward_serves,
     rows_of_e3nn,
 )
+from torchweft.o3.adapters.mace_repulsion import repulsion
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, naming, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, naming, replace_layers
 from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
@@ -66,7 +67,8 @@ def from_mace(model: nn.Module) -> nn.Module:
     MACE and ScaleShiftMACE models get a forward pass of few operations, the attribute
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
-    more features take the forward pass of MACE.
+    more features take the forward pass of MACE.  Hooks of a layer move to the layer that replaces
+    it, and see its rows.
 
     The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
@@ -91,10 +93,11 @@ def from_mace(model: nn.Module) -> nn.Module:
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
             "products of e3nn. Pass the model before it is scripted or converted otherwise."
         )
-    for part in list(model.modules()):
-        if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):
-            _convert(part, "ir_mul" if type(part).__name__ in MODELS else "mul_ir")
-    _convert(model, "mul_ir")  # interactions without such a model around them
+    with all_or_nothing(model):
+        for part in list(model.modules()):
+            if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):
+                _convert(part, "ir_mul" if type(part).__name__ in MODELS else "mul_ir")
+        _convert(model, "mul_ir")  # interactions without such a model around them
     return model
 
 
@@ -111,7 +114,6 @@ def _convert(model: Any, layout: str) -> None:
     if not blocks:
         return
     call = Call()
-    # MACE's layers first: where one cannot be turned, the model stays as it was
     replace_layers(model, functools.partial(_mace_layer, layout=layout, call=call))
     for name, block in blocks:
         with naming(name):
@@ -246,6 +248,8 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     """torchweft's layer for one of MACE's own."""
     if is_of("mace", "SymmetricContraction", module):
         return _mace_contraction(module, layout, call)
+    if is_of("mace", "ZBLBasis", module):
+        return repulsion(module, call)
     if is_of("mace", "RadialEmbeddingBlock", module):
         return _radial_embedding(module)
     if (bessel := _bessel(module)) is not None:
@@ -253,7 +257,7 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     if is_of("mace", "PolynomialCutoff", module):
         return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
     if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
-        return _Channels(module.irreps[0].mul)
+        return holding(_Channels(module.irreps[0].mul), module)
     if layout == "ir_mul" and is_of("mace", "GatedEquivariantBlock", module):
         module._layout_is_ir_mul = True
     return None

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
+from torchweft.o3.adapters.replacing import is_hooked
 from torchweft.o3.adapters.sources import Current, extended
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals, totals
 from torchweft.o3.irreps.irreps import Irreps, join, split
@@ -144,7 +145,9 @@ class MaceForward:
         model, attributes, edge_index = self._model, data["node_attrs"], data["edge_index"]
         spherical, embedding = model.spherical_harmonics, model.radial_embedding
         repels, basis = hasattr(model, "pair_repulsion"), getattr(embedding, "basis", None)
-        if not repels and type(basis) is RadialBasis and type(spherical) is SphericalHarmonics:
+        hooked = any(map(is_hooked, (spherical, embedding, *embedding.children())))
+        own = not (repels or hooked) and type(spherical) is SphericalHarmonics
+        if own and type(basis) is RadialBasis:
             return *harmonics_and_radial(spherical, basis, vectors), None, None
         of_elements = repels or hasattr(embedding, "distance_transform")
         every = extended(attributes) if of_elements else attributes

@@ -14,21 +14,25 @@ from torchweft.errors import DTypeError
 from torchweft.o3.adapters.e3nn import made_layer, tensor_product
 from torchweft.o3.adapters.interactions import (
     RadialWeight,
-    SelfConnection,
     by_types,
     convolved,
     layout_in,
     linear_of_items,
     radial_weight,
+    self_connection,
 )
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, replace_layers
 from torchweft.o3.adapters.sources import Current, extended, given_rows, mark_reads_sources
 from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps
+from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
 from torchweft.o3.tensor_product.products import TensorProductConv
 
 __all__ = ["from_nequip"]
+
+BESSEL_FACTOR = 1 / (math.sqrt(2) * math.pi)
+"""NequIP's Bessel functions by ours of r_max = 1."""
 
 
 def from_nequip(model: nn.Module) -> nn.Module:
@@ -64,6 +68,12 @@ def from_nequip(model: nn.Module) -> nn.Module:
         >>> atoms.calc = o3.calculator(model)  # doctest: +SKIP
     """
     _check(model)
+    with all_or_nothing(model):
+        _convert(model)
+    return model
+
+
+def _convert(model: Any) -> None:
     blocks: list[Any] = [b for b in model.modules() if is_of("nequip", "InteractionBlock", b)]
     features = [x for b in blocks for x in (b.linear_1.irreps_in, b.linear_2.irreps_out)]
     layout, call = layout_in(model, "nequip", features), Call()
@@ -81,12 +91,12 @@ def from_nequip(model: nn.Module) -> nn.Module:
         block.register_forward_pre_hook(edges)
         replace_layers(block, functools.partial(_nequip_scatter, layout=layout, edges=edges))
     replace_layers(model, functools.partial(_nequip_scatter, layout=layout, edges=_Edges(call)))
+    replace_layers(model, _radial_layer)
     replace_layers(model, functools.partial(made_layer, layout=layout))
     if blocks:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
         _read_sources(model, blocks)
-    return model
 
 
 def _check(model: Any) -> None:
@@ -154,6 +164,45 @@ class _NequipScatter(nn.Module):
         """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
         graph = self.edges.graph(edge_src, edge_dst, x)
         return convolved(self.tp, x, edge_attr, edge_weight, graph)
+
+
+class _RadialEncoding(nn.Module):
+    """NequIP's BesselEdgeLengthEncoding: sin(nπx) / (πx) times a cutoff, x the length by r_max.
+
+    Args:
+        of: the original, with frequencies that are not trained.
+        cutoff: torchweft's, of x.
+    """
+
+    def __init__(self, of: Any, cutoff: PolynomialCutoff) -> None:
+        super().__init__()
+        self.basis, self.cutoff = BesselBasis(1.0, of.num_bessels), cutoff
+        self.edge_invariant_field, self.norm_length_field = (
+            of.edge_invariant_field,
+            of.norm_length_field,
+        )
+        self.irreps_in, self.irreps_out = of.irreps_in, of.irreps_out
+        self._output_dtype = of._output_dtype
+
+    def forward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The data with the cutoff (E, 1) and the radial functions (E, num_bessels)."""
+        x = data[self.norm_length_field]
+        bessel = (self.basis(x) * BESSEL_FACTOR).to(self._output_dtype)
+        data["edge_cutoff"] = self.cutoff(x).to(self._output_dtype)
+        data[self.edge_invariant_field] = bessel * data["edge_cutoff"]
+        return data
+
+
+def _radial_layer(module: Any) -> nn.Module | None:
+    """torchweft's layer for NequIP's functions of lengths."""
+    if is_of("nequip", "PolynomialCutoff", module) and module.p == int(module.p):
+        return holding(PolynomialCutoff(1.0, int(module.p)), module)
+    if not is_of("nequip", "BesselEdgeLengthEncoding", module) or module.trainable:
+        return None
+    cutoff = _radial_layer(module.cutoff)
+    if not isinstance(cutoff, PolynomialCutoff):
+        return None
+    return holding(_RadialEncoding(module, cutoff), module)
 
 
 def _nequip_scatter(module: Any, layout: str, edges: _Edges) -> nn.Module | None:
@@ -225,7 +274,7 @@ def _connect_by_type(model: nn.Module, blocks: list[Any], layout: str) -> None:
     if not all(by_types(b.sc) and Irreps(b.sc.irreps_in2) == width for b in connected):
         return
     for block in connected:
-        block.sc = holding(SelfConnection(block.sc, embed.embed_module, layout), block.sc)
+        block.sc = self_connection(block.sc, embed.embed_module, layout)
     replace_layers(model, lambda m: _TypeEmbed(m).train(m.training) if m is embed else None)
 
 

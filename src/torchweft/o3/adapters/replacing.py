@@ -18,10 +18,41 @@ from torch import Tensor, nn
 
 from torchweft.errors import WeftError
 
-__all__ = ["holding", "is_of", "naming", "replace_layers", "rest_of_state"]
+__all__ = [
+    "all_or_nothing",
+    "holding",
+    "is_hooked",
+    "is_of",
+    "naming",
+    "replace_layers",
+    "rest_of_state",
+]
 
 ROUNDED = 2.0**-12
 """Fraction by which constants of a state may be off that was saved in another precision."""
+
+
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_is_full_backward_hook", "_backward_pre_hooks"),
+)
+"""Attributes of a module where torch keeps its hooks."""
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """A model that is changed meanwhile is as it was before, if what changes it raises."""
+    attributes = [vars(module) for module in model.modules()]
+    inner = [d for own in attributes for d in own.values() if isinstance(d, dict)]
+    before = [(d, dict(d)) for d in (*attributes, *inner)]
+    try:
+        yield
+    except BaseException:
+        for changed, content in before:
+            changed.clear()
+            changed.update(content)
+        raise
 
 
 def replace_layers(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
@@ -66,7 +97,7 @@ def is_of(package: str, name: str, module: object) -> bool:
 
 
 def holding(made: nn.Module, module: nn.Module) -> nn.Module:
-    """`made` with the parameters, statistics, device and mode of another module."""
+    """`made` with the parameters, statistics, hooks, device and mode of another module."""
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
@@ -74,12 +105,20 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
     for name in ("running_mean", "running_var"):
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
+    for name in HOOKS:  # the same dictionaries, so that handles remove hooks from `made`
+        setattr(made, name, getattr(module, name))
     own = made.state_dict()
     rest = {name: t.cpu() for name, t in module.state_dict().items() if name not in own}
     if rest:
         made._rest_of_state = rest  # type: ignore[assignment]
         made.register_load_state_dict_pre_hook(_take_rest)  # type: ignore[no-untyped-call]
     return made.train(module.training)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook waits for calls of a module."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def rest_of_state(module: nn.Module) -> dict[str, Tensor]:

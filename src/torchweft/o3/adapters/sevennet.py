@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError
 from torchweft.o3.adapters.e3nn import made_layer, tensor_product
 from torchweft.o3.adapters.interactions import (
-    SelfConnection,
     by_types,
     convolved,
     layout_in,
     linear_of_items,
     radial_weight,
+    self_connection,
 )
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.layers.harmonics_and_radial import PolynomialCutoff
 from torchweft.o3.tensor_product.products import TensorProductConv
@@ -62,6 +62,12 @@ def from_sevennet(model: nn.Module) -> nn.Module:
             "IrrepsConvolution of SevenNet. Pass the AtomGraphSequential before it is scripted, "
             "for example that of a calculator's `model`."
         )
+    with all_or_nothing(model):
+        _convert(model)
+    return model
+
+
+def _convert(model: nn.Module) -> None:
     layout, call = layout_in(model, "sevenn", _features(model)), Call()
     if layout == "ir_mul":
         _take_items_apart(model, layout)
@@ -69,7 +75,6 @@ def from_sevennet(model: nn.Module) -> nn.Module:
     replace_layers(model, functools.partial(made_layer, layout=layout))
     model.register_forward_pre_hook(call.begin, with_kwargs=True)
     model.register_forward_hook(call.end, always_call=True)
-    return model
 
 
 _FUSED = "IrrepsScatterGatterFusedConvolution"
@@ -169,8 +174,7 @@ class _SelfConnectionIntro(nn.Module):
 
     def __init__(self, of: Any, layout: str) -> None:
         super().__init__()
-        product = of.fc_tensor_product
-        self.fc_tensor_product = holding(SelfConnection(product, layout=layout), product)
+        self.fc_tensor_product = self_connection(of.fc_tensor_product, layout=layout)
         self.key_x = of.key_x
 
     def forward(self, data: Data) -> Data:

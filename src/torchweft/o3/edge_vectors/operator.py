@@ -39,11 +39,11 @@ from torchweft.core.operators.tensor_list import (
 from torchweft.core.printing.modules import written
 from torchweft.o3.channelwise.operator import one_by_one
 from torchweft.o3.graph import Graph, Tables, pack, unpack
-from torchweft.o3.mixing.operator import rows_of_elements
+from torchweft.o3.mixing.operator import Numbered, rows_of_elements
 from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["edge_lengths", "edge_vectors", "rows_of_totals", "totals"]
+__all__ = ["edge_lengths", "edge_vectors", "rows_of_edges", "rows_of_totals", "totals"]
 
 KERNELS = "torchweft.o3.edge_vectors.kernels"
 
@@ -58,6 +58,9 @@ ROWS_PER_STEP = 256
 
 COUNT = {"vectors": 1, "shifted": 2, "sums": 1, "totals": 1, "spread": 1}
 """Number of tensors before the tables."""
+
+GRAPHS = Numbered("batch", "{} graphs", "pass the ptr of all graphs")
+"""What sums over the nodes of graphs say of a number out of range."""
 
 TRANSPOSES = {"vectors": "sums", "shifted": "sums", "sums": "vectors"}
 TRANSPOSES |= {"totals": "spread", "spread": "totals"}
@@ -96,12 +99,24 @@ def rows_of_totals(index: Tensor, count: int) -> Tables:
     """The tables of sums over rows e with index[e] = n, for n below count.
 
     Args:
-        index: (E,) integers below count, in any order.
-        count: number of sums.
+        index: (E,) the graph of each node, integers below count, in any order.
+        count: number of graphs.
+
+    Raises:
+        IndexRangeError: a graph is not in 0..count - 1; checked as `rows_of_elements` does.
     """
-    order, starts = rows_of_elements(index, count)
+    order, starts = rows_of_elements(index, count, GRAPHS)
     rows = index.shape[0]
     return Tables(rows, count, rows, dst=index, z_indptr=starts, z_edges=order)
+
+
+def rows_of_edges(graph: Graph) -> Tables:
+    """The tables of sums over the edges that a graph adds to each of its nodes."""
+    tables, edges = graph.tables, graph.num_edges
+    return Tables(
+        edges, graph.num_nodes, edges,
+        dst=tables.dst, z_indptr=tables.z_indptr, z_edges=tables.z_edges,
+    )  # fmt: skip
 
 
 def totals(v: Tensor, tables: Tables) -> Tensor:
@@ -109,7 +124,7 @@ def totals(v: Tensor, tables: Tables) -> Tensor:
 
     Args:
         v: (E, C).
-        tables: of `rows_of_totals`.
+        tables: of `rows_of_totals` or `rows_of_edges`.
 
     Returns:
         (count, C) in v's dtype.  Differentiable to any order.

@@ -56,7 +56,7 @@ from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read
 from torchweft.o3.mixing.rows_source import coupled_paths, row_weights
 
-__all__ = ["mix", "mixed_rows", "rows_of_elements", "serves_mix", "serves_mixed_rows"]
+__all__ = ["Numbered", "mix", "mixed_rows", "rows_of_elements", "serves_mix", "serves_mixed_rows"]
 
 _INTERPRETED = interpreted()
 
@@ -261,8 +261,21 @@ class ElementRows(NamedTuple):
 _element_cache: TensorCache[ElementRows] = TensorCache()
 
 
-def rows_of_elements(element: Tensor, count: int) -> ElementRows:
+class Numbered(NamedTuple):
+    """What an error says of integers that are out of range."""
+
+    name: str
+    there_are: str
+    todo: str
+
+
+ELEMENTS = Numbered("element", "weights of {}", "build the module with more num_elements")
+
+
+def rows_of_elements(element: Tensor, count: int, of: Numbered = ELEMENTS) -> ElementRows:
     """Rows sorted by `element` (rows,), cached as long as the content stays.
+
+    `of` is what an error says that they number.
 
     On a GPU only a `torchweft.constant` is cached: sorting takes less time than waiting for the
     result of a comparison.  A function of torchweft.capture sorts once in its record.
@@ -271,32 +284,32 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
         IndexRangeError: an element is not in 0..count - 1; checked on a GPU under
             TORCHWEFT_CHECK=1.
     """
-    return _sorted_rows(element, count) if compiling() else _cached_rows(element, count)
+    return _sorted_rows(element, count) if compiling() else _cached_rows(element, count, of)
 
 
 @below_transforms
-def _cached_rows(element: Tensor, count: int) -> ElementRows:
+def _cached_rows(element: Tensor, count: int, of: Numbered) -> ElementRows:
     if not unwatched(element):
         return _sorted_rows(element, count)
     if (run := recorded.Current.run) is not None and not is_constant(element):
-        return run.value((element,), ("rows", count), lambda: _checked_rows(element, count))
+        return run.value((element,), ("rows", count), lambda: _checked_rows(element, count, of))
     if element.is_cuda and not is_constant(element):
-        return _checked_rows(element, count)
+        return _checked_rows(element, count, of)
     (kept,) = copies_of((element,))
     assert kept is not None
-    return _element_cache.get((kept,), count, lambda: _checked_rows(kept, count))
+    return _element_cache.get((kept,), count, lambda: _checked_rows(kept, count, of))
 
 
-def _checked_rows(element: Tensor, count: int) -> ElementRows:
+def _checked_rows(element: Tensor, count: int, of: Numbered) -> ElementRows:
     checked = os.environ.get("TORCHWEFT_CHECK") == "1" and recorded.Current.run is None
     if element.device.type == "cpu" or checked:
         wrong = ((element < 0) | (element >= count)).nonzero().flatten()
         if wrong.numel():
             row = int(wrong[0])
             raise IndexRangeError(
-                f"element[{row}] is {int(element[row])} but there are weights of {count}: every "
-                f"value must lie in 0..{count - 1}. Correct element, or build the module with more "
-                "num_elements."
+                f"{of.name}[{row}] is {int(element[row])} but there are "
+                f"{of.there_are.format(count)}: every value must lie in 0..{count - 1}. "
+                f"Correct {of.name}, or {of.todo}."
             )
     with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
         return _sorted_rows(element, count)

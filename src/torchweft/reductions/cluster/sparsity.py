@@ -275,6 +275,9 @@ class BlockSparsity:
         _check_values(self.ranges, *_sizes(self, rows, columns))
 
 
+torch.serialization.add_safe_globals([BlockSparsity])  # torch.load takes masks by default
+
+
 def blocks_of(ranges: Ranges | BlockSparsity, axis: int) -> Blocks:
     """The half of a mask that a reduction over `axis` needs, its rows being rows of the result.
 
