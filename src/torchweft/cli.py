@@ -80,17 +80,19 @@ def _parser() -> argparse.ArgumentParser:
 def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from torchweft.doctor import examine
 
-    fatal = []
+    findings = []
     for finding in examine():
         print(finding, flush=True)
-        fatal += [finding] if finding.fatal else []
+        findings.append(finding)
+    fatal = [finding for finding in findings if finding.fatal]
     print()
     for found in fatal:
         print(
             f"torchweft cannot be used here: {found.what} is {found.state}. To do: {found.advice}"
         )
     if not fatal:
-        print("torchweft is ready")
+        missing = any(finding.state == "missing" for finding in findings)
+        print(f"torchweft is ready{'; what is missing is optional' if missing else ''}")
     return 1 if fatal else 0
 
 

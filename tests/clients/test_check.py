@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("mace")
 
+from mace.calculators import MACECalculator
+
 from tests.clients.maces import as_batch, mace, rattled
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
@@ -53,6 +55,13 @@ def test_the_model_and_the_batch_stay_as_they_were(example, report):
     assert not any(tensor.requires_grad for tensor in batch.values())
     assert report.ms_torchweft > 0
     assert report.gain == report.ms_original / report.ms_torchweft
+
+
+def test_takes_a_batch_of_the_calculator(example):
+    """As docs/migrate/mace.md has it, for users who have atoms of ASE and no data loader."""
+    calc = MACECalculator(models=[example[0]], device="cpu", default_dtype="float32")
+    report = o3.check(calc.models[0], calc._atoms_to_batch(rattled()).to_dict())
+    assert [c.name for c in report.comparisons] == ["energy", "forces", "stress"]
 
 
 def test_what_was_turned_and_what_was_left(example, report):

@@ -103,5 +103,5 @@ def test_types_that_are_no_elements():
 def test_atoms_of_another_element():
     atoms = molecule("H2O")
     atoms.calc = o3.calculator(nequip())
-    with pytest.raises(ShapeError, match="the atoms have H: the model knows"):
+    with pytest.raises(ShapeError, match="the atoms have H: the model has only the atomic numbers"):
         atoms.get_potential_energy()

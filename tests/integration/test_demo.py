@@ -251,5 +251,5 @@ def test_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
-    with pytest.raises(torchweft.BackendError, match="pip install matplotlib ase rich"):
+    with pytest.raises(torchweft.BackendError, match=r"pip install 'torchweft\[demo\]'"):
         demo.main([])

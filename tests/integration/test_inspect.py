@@ -160,6 +160,8 @@ def test_the_command(cloud_file, tmp_path, capsys):
     words = ["inspect", str(cloud_file), "--size", "0.4", "--channels", "8", "--out", str(tmp_path)]
     assert cli.main(words) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'index.html'}: ")
-    assert cli.main(["inspect", str(tmp_path / "none.npy")]) == 1
+    page = tmp_path / "page"
+    assert cli.main(["inspect", str(tmp_path / "none.npy"), "--out", str(page)]) == 1
     assert "torchweft inspect: " in (error := capsys.readouterr().err)
     assert "none.npy is not a file" in error
+    assert not page.exists()

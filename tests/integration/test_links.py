@@ -3,10 +3,13 @@
 Seen red with: fragments that are not looked for, and links of Markdown pages that are not read.
 """
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
+
+from torchweft.demo.chapters import CHAPTERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,3 +38,12 @@ def test_links_of_the_readme_are_read(broken, tmp_path, monkeypatch):
 
 def test_the_readme_has_no_broken_links(broken, tmp_path):
     assert broken(tmp_path) == []
+
+
+def test_the_demo_names_pages_that_are_there():
+    """Red before: four of the demo's pages had moved to docs/migrate."""
+    chapters = (ROOT / "src/torchweft/demo/chapters").glob("*.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in chapters)
+    names = re.findall(r'"((?:families|how-to|migrate)/\w+)"', text)
+    assert len(names) >= len(CHAPTERS)
+    assert [name for name in names if not (ROOT / f"docs/{name}.md").is_file()] == []

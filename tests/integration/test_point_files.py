@@ -220,7 +220,7 @@ def test_teaches_what_it_reads(tmp_path, name, content, error, text):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*without --points"):
+    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*Check its path"):
         read_points(tmp_path / "none.ply")
 
 

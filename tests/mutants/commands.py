@@ -27,6 +27,18 @@ MUTANTS = [
         CLI + " -k without_torch_still",
     ),
     Mutant(
+        "inspect makes its folder before it reads",
+        "    points = read_points(file, key)\n    page.make_folder(out)\n",
+        "    page.make_folder(out)\n    points = read_points(file, key)\n",
+        "tests/integration/test_inspect.py -k the_command",
+    ),
+    Mutant(
+        "the demo names a page that has moved",
+        '"MACE": "migrate/mace"',
+        '"MACE": "how-to/use_with_mace"',
+        "tests/integration/test_links.py -k demo_names",
+    ),
+    Mutant(
         "without numba nothing warns",
         'if device == "cpu" and not _installed("numba"):',
         "if False:",

@@ -67,8 +67,8 @@ def inspect(
         NotADirectoryError: `out` cannot be made or written.
     """
     _check(size, kernel, channels)
-    page.make_folder(out)
     points = read_points(file, key)
+    page.make_folder(out)
     if len(points) < 2:
         raise ShapeError(
             f"{file} holds {len(points)} finite points: at least 2 are needed. "
@@ -118,7 +118,7 @@ def _page(
         page.Chapter("The cloud", name, _cloud(num_points, clouds, chosen)),
         page.Chapter("Sizes and kernels", "What a layer costs", _costs(layers, chosen, channels)),
         page.Chapter("Pairs", "Which neighbours there are", _offsets(chosen)),
-        page.Chapter("Tiles", "What a GPU multiplies in vain", _tiles(layers, kernel)),
+        page.Chapter("Tiles", "Wasted multiplications on a GPU", _tiles(layers, kernel)),
         page.Chapter("Groups", "One product for several offsets", _groups(chosen)),
     ]
     facts = [
@@ -130,8 +130,8 @@ def _page(
 
 
 _LEAD = (
-    "What one needs to choose voxel sizes, kernels and algorithms: who meets whom, how much of a "
-    "GPU's work is wasted, and what a layer costs."
+    "Numbers to choose voxel sizes, kernels and algorithms by: the pairs of neighbours, the "
+    "operations and memory of a layer, and the part of a GPU's work that is wasted."
 )
 
 
@@ -174,9 +174,9 @@ def _costs(layers: Sequence[Layer], chosen: Layer, channels: int) -> tuple[str, 
         for layer in layers
     ]
     text = (
-        "Small voxels have few neighbours: a large kernel on them multiplies little but keeps a "
-        "large map. Where pairs a voxel approach those of the next kernel size, a coarser level "
-        "with the smaller kernel sees as far for less."
+        "Small voxels have few neighbours: a large kernel on them needs few multiplications but "
+        "a large kernel map. Where a voxel has nearly as many pairs as with the next kernel size, "
+        "a coarser level with the smaller kernel reaches as far at a lower cost."
     )
     caption = (
         f"A submanifold layer, {channels} → {channels} channels: operations forward and their "
@@ -195,9 +195,9 @@ def _named(layer: Layer) -> str:
 
 def _offsets(chosen: Layer) -> tuple[str, ...]:
     text = (
-        "How many of the voxels have a neighbour at each offset. Offsets that few voxels have "
-        "cost a weight and a row of the map for little: a flat kernel, say 3 × 3 × 1 beside "
-        "1 × 1 × 3, leaves them out."
+        "How many of the voxels have a neighbour at each offset. An offset at which few voxels "
+        "have one costs a weight and a row of the kernel map as any other. Flat kernels, such as "
+        "3 × 3 × 1 followed by 1 × 1 × 3, leave such offsets out."
     )
     caption = (
         f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "
@@ -208,11 +208,10 @@ def _offsets(chosen: Layer) -> tuple[str, ...]:
 
 def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
     text = (
-        "A tile of rows is multiplied at each offset that one of its rows needs. In ascending "
-        "order neighbours along one axis share a tile, their other neighbours differ; rows sorted "
-        f"by which offsets they have need fewer. torchweft's GPU kernels sort so, among "
-        f"{NEAR:,} rows "
-        "at a time. 1 is no waste."
+        "A GPU kernel multiplies tiles of rows: all rows of a tile at each offset that one of "
+        "them needs. With rows in ascending order, those of a tile need different offsets. With "
+        "rows sorted by the offsets that they need (by mask), fewer multiplications are wasted. "
+        f"torchweft's GPU kernels sort rows so, {NEAR:,} at a time. 1 means no waste."
     )
     cases = [(order, rows) for order in ("ascending", "by mask") for rows in TILES]
     head = ["edge, kernel", *(f"{order}, {rows} rows" for order, rows in cases)]
@@ -228,10 +227,10 @@ def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
 
 def _groups(chosen: Layer) -> tuple[str, ...]:
     text = (
-        "Who gathers rows into a buffer and multiplies them there wants few, large products: "
-        "offsets with few pairs share one. `torchweft.voxels.greedy_group` packs them, most pairs "
-        "first, up to six to a group, and fills rows up to a multiple; `build_masks` gives the "
-        "slot of each pair."
+        "A layer that gathers rows into a buffer and multiplies them there is fast with few, "
+        "large products, so offsets with few pairs share one. `torchweft.voxels.greedy_group` "
+        "makes groups of up to six offsets, those with the most pairs first, and pads their rows "
+        "to a multiple; `build_masks` gives the place of each pair in the buffer."
     )
     found = greedy_group(descending(chosen.counts))
     rows = [

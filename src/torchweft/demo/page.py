@@ -191,8 +191,8 @@ def require_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise BackendError(
-            "matplotlib is not installed: pages take their pictures from it, and the demo its "
-            "elevation model. Run pip install matplotlib ase rich scipy."
+            "matplotlib is not installed: the pictures are drawn with it. Run pip install "
+            "'torchweft[demo]', for all that the commands demo and inspect need."
         )
 
 

@@ -73,7 +73,7 @@ def chapter(options: Options) -> page.Chapter:
             _exactness_table(model, dense, data.test.of(torch.arange(FEW, device=options.device))),
         ),
         page.documentation(
-            {"clifford": "families/clifford", "GATr and CEGNN": "how-to/use_gatr_lgatr_cegnn"}
+            {"clifford": "families/clifford", "GATr and CEGNN": "migrate/gatr_lgatr_cegnn"}
         ),
     )
     return page.Chapter("torchweft.clifford", "Where charged particles will be", blocks)

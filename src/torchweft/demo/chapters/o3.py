@@ -88,7 +88,7 @@ def chapter(options: Options) -> page.Chapter:
 _PAGES = {
     "o3": "families/o3",
     "training a potential": "how-to/train_a_potential",
-    "MACE": "how-to/use_with_mace",
+    "MACE": "migrate/mace",
 }
 _PARITY = (
     "Held-out geometries: what {} computes (across) and what the network predicts (up), a dot for "

@@ -91,7 +91,7 @@ def chapter(options: Options) -> page.Chapter:
             _times_table(part, times),
             *transported,
             page.documentation(
-                {"reductions": "families/reductions", "KeOps programs": "how-to/run_keops_code"}
+                {"reductions": "families/reductions", "KeOps programs": "migrate/pykeops"}
             ),
         ),
     )

@@ -75,9 +75,7 @@ def chapter(options: Options) -> page.Chapter:
                 _network_table(model, test.tensor),
                 _accuracy_table(tiles[0].tensor),
             ),
-            page.documentation(
-                {"voxels": "families/voxels", "spconv programs": "how-to/run_spconv_code"}
-            ),
+            page.documentation({"voxels": "families/voxels", "spconv programs": "migrate/spconv"}),
         ),
     )
 

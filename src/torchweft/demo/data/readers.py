@@ -48,8 +48,7 @@ def read_points(path: Path, key: str | None = None) -> Tensor:
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not a file: a readable file of points is needed. Give its path; "
-            "`torchweft demo` without --points takes matplotlib's elevation model."
+            f"{path} is not a file: a readable file of points is needed. Check its path."
         )
     if key is not None and suffix not in NAMED:
         raise ShapeError(
