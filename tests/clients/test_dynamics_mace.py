@@ -122,7 +122,9 @@ def test_heads():
 def test_atoms_of_another_element():
     atoms = molecule("H2O")
     atoms.calc = ours()
-    with pytest.raises(ShapeError, match=r"the atoms have H: the model has only .*numbers \[8, 14\]\."):
+    with pytest.raises(
+        ShapeError, match=r"the atoms have H: the model has only .*numbers \[8, 14\]\."
+    ):
         atoms.get_potential_energy()
 
 
