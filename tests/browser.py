@@ -9,6 +9,7 @@ The folder is for the browser's own files.  Debian's package is `chromium`.
 """
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -41,8 +42,10 @@ class Browser:
 
     def __enter__(self):
         (theirs_in, self.out), (self.into, theirs_out) = os.pipe(), os.pipe()
-        moved = [os.dup2(end, 50 + n) for n, end in enumerate((theirs_in, theirs_out))]
-        command = f"exec {installed()} {FLAGS} --user-data-dir={self.folder}/profile 3<&50 4>&51"
+        # free numbers that are neither 3 nor 4
+        moved = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]
+        pipes = "3<&{} 4>&{}".format(*moved)
+        command = f"exec {installed()} {FLAGS} --user-data-dir={self.folder}/profile {pipes}"
         self.process = subprocess.Popen(
             ["bash", "-c", command], pass_fds=moved, stderr=subprocess.DEVNULL
         )
