@@ -48,23 +48,26 @@ def ranks_table(rows: Sequence[Found]) -> str:
         name, kind, ranks = row["case"], row["kind"], row["ranks"]
         one = alone.get((name, kind))
         share = one and one / row["ms"] / (ranks if kind == "strong" else 1)
-        efficiency = f"{100 * share:.1f} %" if share else "no room on one"
+        efficiency = f"{100 * share:.1f} %" if share else "no time on one"
         numbers = short(row["ms"]), efficiency, short(row["nccl_ms"]), f"{row['peak_mb']:.0f}"
         lines.append([name, kind, str(ranks), *numbers])
     return table(["program", "kind", "ranks", "ms", "efficiency", "NCCL ms", "peak MB"], lines)
 
 
 def _dynamics(found: Found) -> str:
+    runs = found["runs"]
+    few, most = (choice(run["steps"] for run in runs.values()) for choice in (min, max))
     lines = []
-    for name, run in found["runs"].items():
-        drift = run["drift"]
-        lines.append(
-            [
-                name, str(run["steps"]), short(run["ms_a_step"]), short(run["ns_a_day"]),
-                f"{drift['slope_mev_ps']:.2g}", f"{drift['largest_mev']:.2g}",
-            ]
-        )  # fmt: skip
-    return table(["calculator", "steps", "ms a step", "ns a day", "drift", "largest"], lines)
+    for name, run in runs.items():
+        first, whole = run[f"drift_of_{few}_steps"], run["drift"]
+        drifts = [f"{first['slope_mev_ps']:.3g}"]
+        drifts += [f"{whole[of]:.2g}" for of in ("slope_mev_ps", "largest_mev")]
+        if run["steps"] < most:  # of other lengths they do not compare
+            drifts[1:] = "", ""
+        times = short(run["ms_a_step"]), short(run["ns_a_day"])
+        lines.append([name, str(run["steps"]), *times, *drifts])
+    head = ["calculator", "steps", "ms a step", "ns a day"]
+    return table([*head, f"drift of {few} steps", "drift", "largest"], lines)
 
 
 def _training(found: Found) -> str:
@@ -89,8 +92,8 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "Dynamics without a thermostat",
         "216 atoms of shaken diamond with a model of MACE, steps of 1 fs. *drift* is the slope of "
         "the total energy in meV an atom and ps, *largest* its largest deviation in meV an atom. "
-        "Those of fewer steps are of these alone. `e3nn` is the model as it is, with torchweft's "
-        "calculator, which records it.\n",
+        "Over few steps the slope is that of a fluctuation: compare drifts over equal numbers of "
+        "steps. `e3nn` is the model as it is, with torchweft's calculator, which records it.\n",
         _dynamics,
     ),
     "train_mace.json": (
@@ -105,5 +108,6 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
 _RANKS = (
     "Strong: one problem over all ranks; weak: a problem for each rank. *efficiency* is the time "
     "on one GPU over that on all, for strong ones over their number too; *ms* is the wall time "
-    "of the slowest rank, *peak MB* the memory of the fullest.\n"
+    "of the slowest rank, *peak MB* the memory of the fullest. A program that one GPU has no room "
+    "for has no time there.\n"
 )

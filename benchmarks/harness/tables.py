@@ -80,8 +80,8 @@ Generated from the rows in `benchmarks/results` by `make bench`; every number is
 
 _SUMMARY = f"""![Leads of a few cases](images/{HEADLINE_PICTURE})
 
-*The time of the fastest other library whose result is right, over that of torchweft; GPU time, and
-wall time where it was measured. Bars left of 1 are where torchweft is slower.*
+*The time of the fastest other library whose result is right, divided by the time of torchweft: GPU
+time, and wall time where it was measured. At bars left of 1, torchweft is slower.*
 """
 
 _HOW_TO_READ = """## How to read the tables
