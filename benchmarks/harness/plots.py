@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.harness.tables import Lead
+from benchmarks.harness.leads import Lead
 
 __all__ = ["picture"]
 

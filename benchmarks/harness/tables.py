@@ -6,10 +6,23 @@ Run `python -m benchmarks.harness.tables` in a clone after rows have changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from benchmarks.harness.leads import (
+    Lead,
+    chip,
+    fastest,
+    gpu_time,
+    leads_of,
+    peers_of,
+    ratio_to_best,
+    shown_lead,
+    small_leads,
+    state_shown,
+    waited,
+    wall_time,
+)
 from benchmarks.harness.markdown import short, table
 from benchmarks.harness.phases import PHASES
 from benchmarks.harness.programs import programs_section
@@ -131,25 +144,18 @@ def performance_page(folder: Path) -> str:
         return f"{_HEAD}\nNo rows yet.\n"
     sections = [_machine_section(gpu, rows) for gpu in dict.fromkeys(row.gpu for row in rows)]
     summary = [_SUMMARY, *_headline_tables(rows)] if _headline_leads(_on_gpus(rows)) else []
-    return "\n".join([_HEAD, *summary, _HOW_TO_READ, *sections, programs_section(folder)])
-
-
-class Lead(NamedTuple):
-    """How many times as long the fastest right peer takes, by GPU time and by wall time."""
-
-    label: str
-    gpu: float
-    wall: float | None
+    parts = [_HEAD, *summary, _HOW_TO_READ, small_leads(rows), *sections]
+    return "\n".join([*parts, programs_section(folder)])
 
 
 def pictures(folder: Path) -> dict[str, str]:
     """The page's pictures of leads by name of file, one for each suite with right peers."""
     from benchmarks.harness.plots import picture  # a machine that measures needs no matplotlib
 
-    rows = [row for row in _rows(folder) if row.l2 == _state(row)]
+    rows = [row for row in _rows(folder) if row.l2 == state_shown(row)]
     found = {}
     for gpu, suite in dict.fromkeys((row.gpu, row.suite) for row in rows):
-        if leads := _leads([row for row in rows if (row.gpu, row.suite) == (gpu, suite)]):
+        if leads := leads_of([row for row in rows if (row.gpu, row.suite) == (gpu, suite)]):
             found[_picture_name(gpu, suite)] = picture(leads)
     if leads := _headline_leads(_on_gpus(rows)):
         found[HEADLINE_PICTURE] = picture(leads)
@@ -196,19 +202,19 @@ def _rows(folder: Path) -> list[Row]:
 
 def _on_gpus(rows: Sequence[Row]) -> list[Row]:
     """Rows of GPUs, in the state of the cache that tables show."""
-    return [row for row in rows if row.driver != "none" and row.l2 == _state(row)]
+    return [row for row in rows if row.driver != "none" and row.l2 == state_shown(row)]
 
 
 def _headline_tables(rows: Sequence[Row]) -> list[str]:
     """A few cases of every family, on GPUs and on processors."""
-    on_processors = [row for row in rows if row.driver == "none" and row.l2 == _state(row)]
+    on_processors = [row for row in rows if row.driver == "none" and row.l2 == state_shown(row)]
     tables = {"On GPUs": _headlines(_on_gpus(rows)), "On processors": _headlines(on_processors)}
     return [f"{name}, milliseconds:\n\n{table}" for name, table in tables.items() if table]
 
 
 def _machine_section(gpu: str, rows: Sequence[Row]) -> str:
     lines = [f"## {gpu}\n"]
-    shown = [row for row in rows if row.gpu == gpu and row.l2 == _state(row)]
+    shown = [row for row in rows if row.gpu == gpu and row.l2 == state_shown(row)]
     for suite in sorted({row.suite for row in shown}, key=_place):
         chosen = [row for row in shown if row.suite == suite]
         stamps = sorted(
@@ -218,7 +224,7 @@ def _machine_section(gpu: str, rows: Sequence[Row]) -> str:
             }
         )
         shown_leads = [f"![Leads of suite {suite}](images/{_picture_name(gpu, suite)})\n"]
-        lines += [f"### Suite {suite}\n", *(shown_leads if _leads(chosen) else [])]
+        lines += [f"### Suite {suite}\n", *(shown_leads if leads_of(chosen) else [])]
         count = sum(row.peer == "torchweft" for row in chosen)
         lines += [f"<details><summary>All {count} lines</summary>\n", _table(chosen)]
         lines += ["; ".join(stamps) + ".\n", "</details>\n"]
@@ -231,11 +237,6 @@ def _place(suite: str) -> tuple[int, str]:
     return (order.index(suite) if suite in order else len(order), suite)
 
 
-def _state(row: Row) -> str:
-    """The state of the cache that tables show."""
-    return "warm" if row.driver == "none" else "cold"
-
-
 def _picture_name(gpu: str, suite: str) -> str:
     machine = re.sub(r"\W+", "_", gpu.lower()).strip("_")
     return f"{PICTURE}{machine}_{suite}.svg"
@@ -246,10 +247,10 @@ def _table(rows: Sequence[Row]) -> str:
     peers = list(dict.fromkeys(row.peer for row in rows if row.peer != "torchweft"))
     lines = []
     for ours in (row for row in rows if row.peer == "torchweft"):
-        theirs = {row.peer: row for row in _peers_of(ours, rows)}
+        theirs = {row.peer: row for row in peers_of(ours, rows)}
         cells = [ours.case, ours.phase, ours.backend, _times(ours, spread=True)]
         cells += [_times(theirs[name]) if name in theirs else "" for name in peers]
-        lines.append([*cells, *_lead_of(ours, rows), *_details(ours)])
+        lines.append([*cells, *shown_lead(ours, rows), *_details(ours)])
     details = [
         "lead",
         "fastest right",
@@ -263,63 +264,17 @@ def _table(rows: Sequence[Row]) -> str:
     return table(["case", "phase", "backend", "torchweft", *peers, *details], lines)
 
 
-WAYS = (" captured", " compiled")
-"""Ends of the names of peers that are recorded as a CUDA graph or compiled; ours are backends."""
-
-
-def _peers_of(ours: Row, rows: Sequence[Row]) -> list[Row]:
-    """What others did of the same; eager calls of ours are compared with eager calls."""
-    same = (ours.case, ours.phase, ours.dtype)
-    peers = [r for r in rows if r.peer != "torchweft" and (r.case, r.phase, r.dtype) == same]
-    eager = not f" {ours.backend}".endswith(WAYS)
-    return [r for r in peers if not (eager and r.peer.endswith(WAYS))]
-
-
-def _fastest(rows: Sequence[Row], time: Callable[[Row], float | None]) -> Row | None:
-    """The fastest of those that are right and have a time."""
-    right = [row for row in rows if row.bound_ratio <= 1 and time(row) is not None]
-    return min(right, key=lambda row: time(row) or 0.0, default=None)
-
-
-def _gpu(row: Row) -> float | None:
-    return row.ms_p50
-
-
-def _wall(row: Row) -> float | None:
-    return row.wall_ms
-
-
-def _waited(row: Row) -> float | None:
-    return row.ms_p50 if row.wall_ms is None else row.wall_ms
-
-
-def _ratio(ours: Row, rows: Sequence[Row], time: Callable[[Row], float | None]) -> float | None:
-    """The time of the fastest right peer over ours."""
-    best, mine = _fastest(_peers_of(ours, rows), time), time(ours)
-    return None if best is None or mine is None else (time(best) or 0.0) / mine
-
-
-def _leads(rows: Sequence[Row]) -> list[Lead]:
-    """Of the lines that have one."""
-    found = []
-    for ours in (row for row in rows if row.peer == "torchweft"):
-        gpu, wall = (_ratio(ours, rows, time) for time in (_gpu, _wall))
-        if gpu is not None:
-            found.append(Lead(f"{ours.case}, {ours.phase}, {ours.backend}", gpu, wall))
-    return found
-
-
 def _headline_leads(rows: Sequence[Row]) -> list[Lead]:
     """Of the README's cases on GPUs, with their gradients where these were measured."""
     found = []
     for name, same in _headline_rows(rows):
         for phase in ("forward+backward", "forward"):
             of_phase = [row for row in same if row.phase == phase]
-            ours = _fastest([row for row in of_phase if row.peer == "torchweft"], _waited)
-            gpu = None if ours is None else _ratio(ours, of_phase, _gpu)
+            ours = fastest([row for row in of_phase if row.peer == "torchweft"], waited)
+            gpu = None if ours is None else ratio_to_best(ours, of_phase, gpu_time)
             if ours is not None and gpu is not None:
-                what = f"{name}{' and gradients' if '+' in phase else ''} ({_chip(ours.gpu)})"
-                found.append(Lead(what, gpu, _ratio(ours, of_phase, _wall)))
+                what = f"{name}{' and gradients' if '+' in phase else ''} ({chip(ours.gpu)})"
+                found.append(Lead(what, gpu, ratio_to_best(ours, of_phase, wall_time)))
                 break
     return found
 
@@ -334,26 +289,12 @@ def _headline_rows(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
                 yield name, [row for row in same if row.gpu == last]
 
 
-def _chip(gpu: str) -> str:
-    """H200, of "NVIDIA H200"."""
-    return next((word for word in gpu.split() if word[0] in "HAB" and word[1:].isdigit()), gpu)
-
-
-def _lead_of(ours: Row, rows: Sequence[Row]) -> list[str]:
-    """2.5 / 2.4, and whose time that is: by GPU time; by wall time too where that is another."""
-    ratios = [_ratio(ours, rows, time) for time in (_gpu, _wall)]
-    best = [_fastest(_peers_of(ours, rows), time) for time in (_gpu, _wall)]
-    shown = " / ".join(f"{ratio:.3g}" for ratio in ratios if ratio is not None)
-    names = dict.fromkeys(row.peer for row in best if row is not None)
-    return [shown, " / ".join(names) if shown else ""]
-
-
 def _headlines(rows: Sequence[Row]) -> str:
     """A line for each case: in each phase our best time, and the best of a peer."""
     lines = []
     for name, same in _headline_rows(rows):
         cells = [_against([row for row in same if row.phase == phase]) for phase in PHASES]
-        lines.append([name, _chip(same[0].gpu), *cells])
+        lines.append([name, chip(same[0].gpu), *cells])
     return table(["case", "on", *PHASES], lines) if lines else ""
 
 
@@ -362,17 +303,17 @@ def _against(rows: Sequence[Row]) -> str:
 
     As in 0.43 / 0.51 · cuEquivariance 1.08 / 1.2 · **2.51 / 2.35**.
     """
-    ours = _fastest([row for row in rows if row.peer == "torchweft"], _waited)
+    ours = fastest([row for row in rows if row.peer == "torchweft"], waited)
     if ours is None:
         return ""
-    peers = [row for row in _peers_of(ours, rows) if row.ms_p50 is not None]
-    best = _fastest(peers, _waited)
+    peers = [row for row in peers_of(ours, rows) if row.ms_p50 is not None]
+    best = fastest(peers, waited)
     shown = best or min(peers, key=lambda row: row.ms_p50 or 0.0, default=None)
     found = [_times(ours)]
     if shown is not None:
         found.append(f"{shown.peer} {_times(shown)}")
     if best is not None:
-        found.append(f"**{_lead_of(ours, rows)[0]}**")
+        found.append(f"**{shown_lead(ours, rows)[0]}**")
     return " · ".join(found)
 
 

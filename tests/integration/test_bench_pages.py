@@ -246,3 +246,35 @@ def test_headlines_are_of_the_machine_that_ran_last(tmp_path, monkeypatch):
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
     assert "| a product | H100 | 2 · a peer 3 · **1.5** |" in readme
     assert "a product (H100)" in texts(tables.pictures(tmp_path)[tables.HEADLINE_PICTURE])
+
+
+def test_small_leads_say_what_bounds_them(tmp_path):
+    """Of the fastest backend on the last machine; seen red with every backend, and with walls only.
+
+    And with the first machine's rows, and a bound by the host where the GPU's time is behind too.
+    """
+    rows, _ = measured()
+    ours = dataclasses.replace(
+        rows[0], gpu="NVIDIA H200", driver="1", l2="cold", roofline_pct=10.0, date="2026-02-01"
+    )
+
+    def line(case, mine, theirs, **more):
+        """Rows of a case: (GPU time, wall time) of ours and of a peer."""
+        made = dataclasses.replace(ours, case=case, ms_p50=mine[0], wall_ms=mine[1], **more)
+        peer = {"peer": "a peer", "ms_p50": theirs[0], "wall_ms": theirs[1]}
+        append(tmp_path / made.gpu / "toy.jsonl", [made, dataclasses.replace(made, **peer)])
+
+    line("by the host", (1.0, 4.0), (3.0, 3.5))
+    line("by the floor", (1.0, 1.1), (1.2, 2.2), roofline_pct=70.0)
+    line("by what", (1.0, 4.0), (1.2, 9.0))
+    line("ahead", (9.0, 9.0), (2.0, 2.0), backend="slow")
+    line("ahead", (9.0, 9.0), (2.0, 2.0), gpu="NVIDIA A100", date="2026-01-01")
+    line("ahead", (1.0, 1.0), (2.0, 2.0))
+    page = tables.performance_page(tmp_path)
+    section = page[page.index("## Where the lead is small") :]
+    found = [row.split(" | ") for row in section.splitlines() if row.startswith("| toy | ")]
+    assert {cells[1]: (cells[4], cells[6].removesuffix(" |")) for cells in found} == {
+        "by the host": ("3 / 0.875", "host: kernels run 1 of 4 ms"),
+        "by the floor": ("1.2 / 2", "floor: 70 % of what the machine allows"),
+        "by what": ("1.2 / 2.25", "not known, 10 % of the floor"),
+    }
