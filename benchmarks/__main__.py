@@ -36,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, help="folder of rows; default: benchmarks/results")
     parser.add_argument("--no-peers", action="store_true", help="measure torchweft alone")
+    minutes = "leave out whole models that Inductor compiles, minutes each"
+    parser.add_argument("--no-inductor", action="store_true", help=minutes)
     rest = "leave out cases that the folder has of this commit and machine"
     parser.add_argument("--resume", action="store_true", help=rest)
     beside = "share the cases with other runs that name the same new folder, and time in turn"
@@ -51,13 +53,14 @@ def _measure(options: argparse.Namespace) -> int:
     folder = (options.out or harness.FOLDER / "results") / here.folder
     peers = [] if options.no_peers else harness.load_peers()
     turns = Beside(options.beside) if options.beside else ALONE
+    leave_out = {"compiled"} if options.no_inductor else set[str]()
     num_red = 0
     for suite in _suites(options, device.type):
         path = folder / f"{suite.family}.jsonl"
         cases = _missing(suite, path, here) if options.resume else suite.cases
         say(f"{suite.name}: {len(cases)} of {len(suite.cases)} cases to measure")
         queue = _queue(suite._replace(cases=tuple(cases)), turns, deadline)
-        for rows in harness.run(suite.name, queue, peers, device, say, turns):
+        for rows in harness.run(suite.name, queue, peers, device, say, turns, leave_out):
             append(path, rows)
             print(*map(tables.line, rows), sep="\n", flush=True)
             ours = [row for row in rows if row.peer == "torchweft"]

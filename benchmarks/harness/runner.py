@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ def run(
     device: torch.device,
     say: Say,
     turns: Turns = ALONE,
+    leave_out: Set[str] = frozenset(),
 ) -> Iterator[list[Row]]:
     """Measure cases one after the other; each yields its rows, none where ours fails.
 
@@ -65,6 +66,7 @@ def run(
         device: where.
         say: takes one line about each peer that is left out, and each red check.
         turns: when calls are checked and timed.
+        leave_out: ways of ours and of peers that are not measured: "compiled", "captured".
     """
     here = machine(device)
     serving = []
@@ -78,7 +80,7 @@ def run(
         rows: list[Row] = []
         try:
             with _stream(device), _tf32(case.tf32):
-                rows += _run_case(suite, case, serving, device, here, say, turns)
+                rows += _run_case(suite, case, serving, device, here, say, turns, leave_out)
         except RuntimeError as error:
             say(f"{case.name}: failed: {_first_line(error)}")
         _give_back(device)
@@ -127,11 +129,12 @@ def _run_case(
     here: Machine,
     say: Say,
     turns: Turns,
+    leave_out: Set[str],
 ) -> Iterator[Row]:
     with turns.checking():
         workload = case.build(device, None)
-        candidates = _candidates(case, workload, peers, say)
-        checks = _checks(case, workload, candidates, peers, device, say)
+        candidates = _candidates(case, workload, peers, say, leave_out)
+        checks = _checks(case, workload, candidates, peers, device, say, leave_out)
         ready = [_ready(phase, case, checks, candidates, say) for phase in case.phases]
         _give_back(device)
     with turns.timing():
@@ -152,6 +155,7 @@ def _checks(
     peers: Sequence[Peer],
     device: torch.device,
     say: Say,
+    leave_out: Set[str],
 ) -> tuple[Workload, Candidates]:
     """What is checked: the case itself, or a smaller one with the peers that serve it."""
     if not case.check_batch:
@@ -159,7 +163,7 @@ def _checks(
     smaller = case.build(device, case.check_batch)
     found = {f"{c.peer} " for c in candidates.values()}
     serving = [p for p in peers if any(name.startswith(f"{p.NAME} ") for name in found)]
-    return smaller, _candidates(case, smaller, serving, say)
+    return smaller, _candidates(case, smaller, serving, say, leave_out)
 
 
 def _ready(
@@ -183,7 +187,9 @@ def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
     say(f"{case.name} {phase} {line}")
 
 
-def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say) -> Candidates:
+def _candidates(
+    case: Case, workload: Workload, peers: Sequence[Peer], say: Say, leave_out: Set[str]
+) -> Candidates:
     """Ours on each backend and in each way, and the peers that have a way and room, by name."""
     device = workload.inputs[0].device.type
     functions = {
@@ -202,7 +208,8 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say)
         else:
             several = [] if isinstance(adapted, str) else adapted
             found += [several] if isinstance(several, Candidate) else several
-    return {f"{c.peer} {c.backend}": c for c in found}
+    named = {f"{c.peer} {c.backend}": c for c in found}
+    return {name: c for name, c in named.items() if leave_out.isdisjoint(name.split())}
 
 
 def _check(

@@ -146,6 +146,15 @@ def test_a_peer_that_has_a_way_for_the_check_alone_is_left_out():
     assert said == ["dot built: left out: no room"]
 
 
+def test_ways_are_left_out():
+    """Seen red with ways of peers alone."""
+    ways = {"compiled": dot_workload(CPU, None).function}
+    case = DOT._replace(build=lambda device, batch: dot_workload(device, batch)._replace(ways=ways))
+    peers = [Peer("a"), Peer("a compiled"), Peer("compiled too")]
+    (rows,) = run("toy", [case], peers, CPU, print, leave_out={"compiled"})
+    assert {(row.peer, row.backend) for row in rows} == {("torchweft", "torch"), ("a", "torch")}
+
+
 def test_a_missing_peer_is_left_out_with_its_reason():
     rows, said = measured([Peer("gone", reason="not installed: pip install gone")])
     assert {row.peer for row in rows} == {"torchweft"}
