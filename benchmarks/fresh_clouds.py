@@ -2,8 +2,9 @@
 
 For MinkUNet42 in half precision, whose maps are those of a cloud that it has not seen: the median
 wall time in milliseconds of the maps alone, of inference, and of forward and backward; beside them
-the same with maps kept.  Of one fresh inference also the kernels on the GPU, and how often the host
-waits: for what kernels write into its memory, and in torch (0, or an error).
+the same with maps kept, and with maps kept as a CUDA graph.  Of one fresh inference also the
+kernels on the GPU, and how often the host waits: for what kernels write into its memory, and in
+torch (0, or an error).
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import torchweft
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
 from examples.voxels.plot_minkunet import MinkUNet
@@ -82,9 +84,11 @@ def main() -> None:
         with torch.no_grad():
             return model(tensor).feats
 
-    def step(tensor: SparseTensor) -> None:
+    def step(tensor: SparseTensor) -> Tensor:
         model.zero_grad(set_to_none=True)
-        model(tensor).feats.float().square().mean().backward()
+        loss = model(tensor).feats.float().square().mean()
+        loss.backward()
+        return loss
 
     model.eval()
     row: dict[str, float | str] = {"gpu": torch.cuda.get_device_name(), "N": len(coords)}
@@ -93,12 +97,16 @@ def main() -> None:
         row["maps"] = milliseconds(lambda: prepare(model, fresh()))
     row["forward"] = milliseconds(lambda: inference(fresh()))
     row["forward, maps kept"] = milliseconds(lambda: inference(kept))
+    recorded = torchweft.capture(inference, kept)
+    row["forward, maps kept, captured"] = milliseconds(lambda: recorded(kept))
     row["kernels"] = kernels(lambda: inference(fresh()))
     row["kernels, maps kept"] = kernels(lambda: inference(kept))
     row["waits"] = waits(lambda: inference(fresh()))
     model.train()
     row["forward+backward"] = milliseconds(lambda: step(fresh()))
     row["forward+backward, maps kept"] = milliseconds(lambda: step(kept))
+    recorded = torchweft.capture(step, kept)
+    row["forward+backward, maps kept, captured"] = milliseconds(lambda: recorded(kept))
     print(json.dumps(row))
 
 
