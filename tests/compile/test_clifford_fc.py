@@ -36,7 +36,7 @@ def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: 
         module = source.pair_kernels(algebra, True, True, gluon, "", True)
         tile = source.pair_row_tile(algebra, FEATURES)
     elif name == "arrange":
-        module = source.arrange_kernels(scaled, gluon)
+        module = source.arrange_kernels(scaled, scaled, gluon)
         tile = source.row_tile(FEATURES)
     elif name == "scale":
         module = source.scale_kernels(algebra.num_blades, "xy", 3, gluon)
@@ -53,7 +53,7 @@ def _build(kernel: Any, tile: Tile, dtype: str, factors: str) -> Build:
     constants = dict(zip(blocks, tile.blocks, strict=True))
     constants |= {name: 1 for name in names if name.startswith("stride") and name.endswith("f")}
     of = dict.fromkeys(("t_ptr", "d_ptr"), factors) | {"order_ptr": "i64"}
-    of |= dict.fromkeys(("scale_ptr", "all_ptr", "r_ptr", "o_ptr"), "fp32")
+    of |= dict.fromkeys(("scale_ptr", "all_ptr", "least_ptr", "r_ptr", "o_ptr"), "fp32")
     types = {
         name: f"*{of.get(name, dtype)}" if name.endswith("_ptr") else "i32"
         for name in names

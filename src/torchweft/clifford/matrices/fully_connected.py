@@ -46,13 +46,14 @@ __all__ = [
     "saved_shapes",
 ]
 
-MOST_PAIRS = 48 << 20
+MOST_PAIRS = 96 << 20
 """Numbers of pairs at a time: rows are taken in parts that keep to it.
 
-Less memory, but small products leave SMs idle.  The products o, dt, dW of Cl(3,0), 4096 × 512, in
-bf16 take 140, 154, 135 µs at once on an H200, 146, 160, 143 in two parts (as many pairs as here),
-155, 177, 167 in four.  Grade by grade they took 147, 164, 146, and 196, 200, 207 in four; one
-grouped Triton product for all grades 153, 197, 145, and 165, 223, 178.
+Less memory, but small products leave SMs idle, and each part costs the host ten launches.  The
+products o, dt, dW of Cl(3,0), 4096 × 512, in bf16 take 140, 154, 135 µs at once on an H200 (as many
+pairs as here), 146, 160, 143 in two parts, 155, 177, 167 in four.  Grade by grade they took 147,
+164, 146, and 196, 200, 207 in four; one grouped Triton product for all grades 153, 197, 145, and
+165, 223, 178.
 """
 
 REDUCTIONS = {
