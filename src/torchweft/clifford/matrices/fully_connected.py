@@ -135,7 +135,9 @@ def backward(
         of_rows = None if grad_scale is None else _rows(grad_scale, rows, 0)
         part = _rows(grad, rows)
         if norm is None:
-            return part.contiguous() if of_rows is None else _scaled(part, of_rows[:, None])
+            if of_rows is None:
+                return part.to(source.factors).contiguous()
+            return _scaled(part, of_rows[:, None])
         go = grad.new_empty(part.shape, dtype=source.factors)
         launch.denormalise(part, _rows(z, rows), _rows(r, rows), go, of_rows, norm, algebra)
         return go
@@ -305,6 +307,8 @@ def _scales(scale: Tensor, go_scale: Tensor, w_scale: Tensor, f_out: int) -> _Sc
 
 def _factors(x: Tensor) -> torch.dtype:
     """The dtype of the factors of matrix products."""
+    if not x.shape[-1]:  # nothing to find a scale of
+        return accumulator(x.dtype)
     if x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return torch.float16
     return x.dtype
