@@ -20,6 +20,7 @@ from torchweft.core.gpu.launcher import Tile
 from torchweft.testing.compiler import Build
 
 FEATURES = 512
+KERNELS = ("pairs", "found pairs", "turn", "scale", "matrices' scale", "norm", "denorm", "arrange")
 NORM = source.Norm("metric", 1e-6)
 PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
 
@@ -40,6 +41,9 @@ def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: 
         tile = source.row_tile(FEATURES)
     elif name == "scale":
         module = source.scale_kernels(algebra.num_blades, "xy", 3, gluon)
+        tile = source.row_tile(FEATURES)
+    elif name == "matrices' scale":
+        module = source.scale_kernels(len(algebra.paths), "x", 1, gluon)
         tile = source.row_tile(FEATURES)
     else:
         module = source.norm_kernels(algebra, NORM, scaled, gluon)
@@ -74,7 +78,7 @@ CASES = {
         (PLANE, "fp32", "fp16", "gfx942"),
         (SPACETIME, "fp32", "fp16", "sm_90"),
     )
-    for name in ("pairs", "found pairs", "turn", "scale", "norm", "denorm", "arrange")
+    for name in KERNELS
     # only fp16 factors have scales, and rows of 16 blades are found apart
     if name != "found pairs" or (factors == "fp16" and len(metric) < 4)
 }
