@@ -160,6 +160,32 @@ def test_launches_and_operators_of_fully_connected_products(name, launched, monk
     assert len(found.names) <= operators, found.names
 
 
+SWITCHES = {
+    torch.float16: ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction"),
+    torch.bfloat16: ("allow_bf16_reduced_precision_reduction",),
+    torch.float32: (),
+}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("dtype", SWITCHES)
+def test_switches_of_sums_in_16_bits(dtype, allowed):
+    """Off while products of factors of their dtype run, and then as before."""
+    matmul = torch.backends.cuda.matmul
+    names = [name for some in SWITCHES.values() for name in some]
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, allowed)
+        with fully_connected._sums_in_fp32(dtype):
+            inside = [name for name in names if getattr(matmul, name)]
+        assert inside == [name for name in names if allowed and name not in SWITCHES[dtype]]
+        assert all(getattr(matmul, name) == allowed for name in names)
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
 class Operators(private.DispatchMode):
     """Notes the operators of torch that are called."""
 

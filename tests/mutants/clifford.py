@@ -228,4 +228,10 @@ MUTANTS = [
         "MOST_PAIRS = 96",
         HOST,
     ),
+    Mutant(
+        "sums in 16 bits stay forbidden after a fully connected product",
+        "setattr(matmul, str(reduction), (True, split_k))",
+        "setattr(matmul, str(reduction), (False, split_k))",
+        HOST,
+    ),
 ]

@@ -395,6 +395,7 @@ def arrange_kernels(scaled: bool, found: bool, gluon: bool) -> ModuleType:
 
 
 def _least() -> list[str]:
+    """`scale`, the least of the S numbers in `scale_ptr`."""
     return [
         "least = (e * 0).to(tl.float32) + float('inf')",
         "for first in range(0, S, BLOCK):",
