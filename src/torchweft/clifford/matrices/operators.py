@@ -11,8 +11,9 @@ products.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> T
             return z
         if _pays_to_turn(x, weight):
             weight = launch.turned(weight)
-    for pair in _grade_pairs(_sizes(signature)):
+    for pair in _grade_pairs(signature):
         rows, matrices, place = pair.rows(x), pair.matrices(weight), pair.rows(z)
         if pair.first or bias is None:
             torch.bmm(rows, matrices, out=place)
@@ -68,7 +69,7 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> T
 
 def add_input_gradient(total: Tensor, grad: Tensor, weight: Tensor, signature: str) -> None:
     """total_j += grad_j @ W[grade of j]ᵀ, in the accumulator of the matrix product."""
-    for pair in _grade_pairs(_sizes(signature)):
+    for pair in _grade_pairs(signature):
         place = pair.rows(total)
         torch.baddbmm(place, pair.rows(grad), pair.matrices(weight).mT, out=place)
 
@@ -155,11 +156,15 @@ def _sizes(signature: str) -> list[int]:
     return Algebra.from_signature(signature).sizes
 
 
-def _grade_pairs(sizes: Sequence[int]) -> Iterator[_GradePair]:
+@functools.cache
+def _grade_pairs(signature: str) -> tuple[_GradePair, ...]:
+    """The pairs of grades, from the outer ones to the middle."""
+    sizes = _sizes(signature)
     starts, n = list(itertools.accumulate(sizes, initial=0)), len(sizes) - 1
-    for first in range(n // 2 + 1):
-        distance = starts[n - first] - starts[first]
-        yield _GradePair(first, n - first, starts[first], sizes[first], distance)
+    return tuple(
+        _GradePair(first, n - first, starts[first], sizes[first], starts[n - first] - starts[first])
+        for first in range(n // 2 + 1)
+    )
 
 
 def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> list[Tensor]:
