@@ -20,6 +20,7 @@ from torchweft.core.gpu.launcher import Tile
 from torchweft.testing.compiler import Build
 
 FEATURES = 512
+KERNELS = ("pairs", "found pairs", "turn", "scale", "matrices' scale", "norm", "denorm", "arrange")
 NORM = source.Norm("metric", 1e-6)
 PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
 
@@ -36,10 +37,13 @@ def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: 
         module = source.pair_kernels(algebra, True, True, gluon, "", True)
         tile = source.pair_row_tile(algebra, FEATURES)
     elif name == "arrange":
-        module = source.arrange_kernels(scaled, gluon)
+        module = source.arrange_kernels(scaled, scaled, gluon)
         tile = source.row_tile(FEATURES)
     elif name == "scale":
         module = source.scale_kernels(algebra.num_blades, "xy", 3, gluon)
+        tile = source.row_tile(FEATURES)
+    elif name == "matrices' scale":
+        module = source.scale_kernels(len(algebra.paths), "x", 1, gluon)
         tile = source.row_tile(FEATURES)
     else:
         module = source.norm_kernels(algebra, NORM, scaled, gluon)
@@ -53,7 +57,7 @@ def _build(kernel: Any, tile: Tile, dtype: str, factors: str) -> Build:
     constants = dict(zip(blocks, tile.blocks, strict=True))
     constants |= {name: 1 for name in names if name.startswith("stride") and name.endswith("f")}
     of = dict.fromkeys(("t_ptr", "d_ptr"), factors) | {"order_ptr": "i64"}
-    of |= dict.fromkeys(("scale_ptr", "all_ptr", "r_ptr", "o_ptr"), "fp32")
+    of |= dict.fromkeys(("scale_ptr", "all_ptr", "least_ptr", "r_ptr", "o_ptr"), "fp32")
     types = {
         name: f"*{of.get(name, dtype)}" if name.endswith("_ptr") else "i32"
         for name in names
@@ -74,7 +78,7 @@ CASES = {
         (PLANE, "fp32", "fp16", "gfx942"),
         (SPACETIME, "fp32", "fp16", "sm_90"),
     )
-    for name in ("pairs", "found pairs", "turn", "scale", "norm", "denorm", "arrange")
+    for name in KERNELS
     # only fp16 factors have scales, and rows of 16 blades are found apart
     if name != "found pairs" or (factors == "fp16" and len(metric) < 4)
 }

@@ -64,13 +64,26 @@ def turn() -> Build:
     return Build(kernels.turn_kernel, types, constants, options, aligned, False, True)
 
 
+def meet() -> Build:
+    tile = launch.MEET_TILE
+    names = ("scale_ptr", "go_ptr", "all_ptr", "turn_ptr", "pairs_ptr", "weight_ptr")
+    types = dict.fromkeys(names, "*fp32") | {"R": "i32"}
+    constants, options = {"BITS": 25, "BLOCK": tile.blocks[0]}, {"num_warps": tile.num_warps}
+    return Build(kernels.meet_kernel, types, constants, options, (), False, False)
+
+
 CASES = {
     "rows, bf16, sm_90": (rows("bf16", 512, False, False), "sm_90"),
     "rows, bf16, narrow, sm_90": (rows("bf16", 128, False, False), "sm_90"),
     "rows, fp16, turned, biased, sm_90": (rows("fp16", 512, True, True), "sm_90"),
     **{
         f"{name}, {target}": (build, target)
-        for name, build in (("sums", sums("fp32")), ("sums, bf16", sums("bf16")), ("turn", turn()))
+        for name, build in (
+            ("sums", sums("fp32")),
+            ("sums, bf16", sums("bf16")),
+            ("turn", turn()),
+            ("meet", meet()),
+        )
         for target in ("sm_80", "sm_90", "gfx942")
     },
 }

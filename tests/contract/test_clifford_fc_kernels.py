@@ -10,6 +10,7 @@ from torchweft.core.backend import interpreted
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
+from torchweft import clifford
 from torchweft.clifford import reference
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.matrices import fully_connected as fc
@@ -240,6 +241,62 @@ def test_no_rows(norm, kind):
     assert out.shape == go.shape
     assert gx.shape == gy.shape == x.shape
     torch.testing.assert_close(gw, torch.zeros_like(weight), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("f_in", "f_out", "norm"), [(0, 3, None), (0, 3, "metric"), (3, 0, None)])
+def test_no_features(f_in, f_out, norm, kind):
+    """Red before for factors with scales: the largest of no numbers."""
+    algebra = Algebra((1, 1))
+    tensors = draw(algebra, kind, f_in=f_in, f_out=f_out)
+    for found in _chain(algebra, norm, *tensors):
+        torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_layer_and_two_orders_of_gradients(normalize):
+    algebra = Algebra((1, -1))
+    x, linear, weight, go = draw(algebra, "fp64", rows=3, f_in=4, f_out=4)
+    bias, linear = linear[0, 0], weight[: algebra.n + 1] / 2
+    leaves = (x, linear, bias, weight)
+
+    def layer(*tensors):
+        return clifford.clifford_layer(*tensors, algebra, normalize, True, backend="triton")
+
+    def plain(x, linear, bias, weight):
+        y = torch.einsum("jbf,jfm->jbm", x, linear[list(algebra.grades)])
+        y = torch.cat([y[:1] + bias, y[1:]])
+        o = reference.fully_connected(reference.gate(x), reference.gate(y), weight, algebra)
+        return reference.rms_norm(o, algebra, "euclidean", 1e-6) if normalize else o
+
+    found = _two_orders(layer, leaves, go)
+    exact = _two_orders(plain, leaves, go)
+    noisy = _two_orders(plain, [t.float() for t in leaves], go.float())
+    for out, value, other in zip(found, exact, noisy, strict=True):
+        assert_as_accurate(out, value, (other.double() - value).abs())
+    for i, same in enumerate(found[1:5]):
+        one = [t.clone().requires_grad_(j == i) for j, t in enumerate(leaves)]
+        (alone,) = torch.autograd.grad(layer(*one), one[i], go)
+        torch.testing.assert_close(alone, same, rtol=0, atol=0)
+
+
+def _two_orders(function, tensors, go):
+    """The result, its gradients, and those of the sum of their squares."""
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    out = function(*leaves)
+    fused = torch.autograd.grad(out, leaves, go, retain_graph=True)
+    first = torch.autograd.grad(out, leaves, go, create_graph=True)
+    total = sum(g.square().sum() for g in first)
+    return [out.detach(), *fused, *torch.autograd.grad(total, leaves)]
+
+
+@pytest.mark.parametrize("ending", ["", "euclidean 0x1p-20"])
+@pytest.mark.parametrize("kind", ["tf32", "bf16"], indirect=True)
+def test_fake_tensors_of_a_layer(ending, kind):
+    algebra = Algebra((1, 1))
+    x, linear, weight, _ = draw(algebra, kind, rows=3, f_in=4, f_out=4)
+    args = (x, weight[:3], linear[0, 0], weight, algebra.signature, ending, "triton")
+    op = torch.ops.torchweft.clifford_fully_connected_layer.default
+    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_products_beyond_the_range_of_fp16_stay_finite_under_the_norm():

@@ -16,9 +16,12 @@ from tests.conftest import INTERPRETED
 from torchweft import clifford
 from torchweft.clifford import Algebra, functions
 from torchweft.clifford.calls import RowFunction
+from torchweft.clifford.matrices import fully_connected
+from torchweft.clifford.matrices import launch as matrices
 from torchweft.clifford.programs import launch
 from torchweft.core import backend, private
 from torchweft.core.gpu import launcher
+from torchweft.core.operators import call_cache, operator
 from torchweft.errors import BackendError, DTypeError, ShapeError
 
 if INTERPRETED:
@@ -41,6 +44,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(private, "get_device", lambda: -1)
     monkeypatch.setattr(launch, "_limits", lambda device: launch.GpuLimits(True, 132, 232_448))
     monkeypatch.setattr(launch, "_launches", {})
+    matrices._cached.cache_clear()
     for function in vars(functions).values():
         if isinstance(function, RowFunction):
             monkeypatch.setattr(function, "_calls", type(function._calls)())
@@ -48,6 +52,7 @@ def launched(monkeypatch):
     backend.choose.cache_clear()
     yield made
     backend.choose.cache_clear()
+    matrices._cached.cache_clear()
 
 
 def multivectors(*shape):
@@ -99,6 +104,98 @@ def test_the_gradients_of_a_cached_call(launched):
     total = call().sum()
     found = calls(total.backward)
     assert len(found) <= 28, found
+
+
+CONNECTED = {
+    "product": (
+        lambda: (
+            multivectors(8, 4, F),
+            multivectors(8, 4, F),
+            torch.randn(20, F, F, requires_grad=True),
+        ),
+        lambda *tensors: clifford.gelu_geometric_product_norm(
+            *tensors, SPACE, fully_connected=True, backend="triton"
+        ),
+        15,
+        47,
+    ),
+    "layer": (
+        lambda: (
+            multivectors(8, 4, F),
+            torch.randn(4, F, F, requires_grad=True),
+            torch.randn(F, requires_grad=True),
+            torch.randn(20, F, F, requires_grad=True),
+        ),
+        lambda *tensors: clifford.clifford_layer(
+            *tensors, SPACE, fully_connected=True, backend="triton"
+        ),
+        15,
+        81,
+    ),
+}
+"""Tensors and calls, and how many launches and operators of torch they and their gradients take."""
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_launches_and_operators_of_fully_connected_products(name, launched, monkeypatch):
+    """In TF32, where factors have scales.  Products of matrices are launches, and operators."""
+    make, call, launches, operators = CONNECTED[name]
+    tensors = make()
+    go = torch.randn_like(tensors[0])
+
+    def multiply(a, b, out, alpha=1, beta=0):
+        launched.append("product")
+        out.zero_()
+
+    monkeypatch.setattr(fully_connected, "_multiply", multiply)
+    monkeypatch.setattr(fully_connected, "_factors", lambda x: torch.float16)
+    torch.autograd.grad(call(*tensors), tensors, go)
+    launched.clear()
+    # a watched call would go to the registered operator, inside of which nothing is seen
+    monkeypatch.setattr(operator, "watched", lambda: 0)
+    monkeypatch.setattr(call_cache, "watched", lambda: 0)
+    with Operators() as found:
+        torch.autograd.backward(call(*tensors), go)
+    assert len(launched) <= launches, launched
+    assert len(found.names) <= operators, found.names
+
+
+SWITCHES = {
+    torch.float16: ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction"),
+    torch.bfloat16: ("allow_bf16_reduced_precision_reduction",),
+    torch.float32: (),
+}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("dtype", SWITCHES)
+def test_switches_of_sums_in_16_bits(dtype, allowed):
+    """Off while products of factors of their dtype run, and then as before."""
+    matmul = torch.backends.cuda.matmul
+    names = [name for some in SWITCHES.values() for name in some]
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, allowed)
+        with fully_connected._sums_in_fp32(dtype):
+            inside = [name for name in names if getattr(matmul, name)]
+        assert inside == [name for name in names if allowed and name not in SWITCHES[dtype]]
+        assert all(getattr(matmul, name) == allowed for name in names)
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+class Operators(private.DispatchMode):
+    """Notes the operators of torch that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, called, types, args=(), kwargs=None):
+        self.names.append(str(called))
+        return called(*args, **(kwargs or {}))
 
 
 def test_what_changes_between_calls_is_seen():

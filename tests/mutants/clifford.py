@@ -14,6 +14,7 @@ GATR = "tests/integration/test_clifford_gatr_layers.py"
 CEGNN_NETWORKS = "tests/integration/test_clifford_cegnn_networks.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
+CONNECTED = "tests/contract/test_clifford_fc_kernels.py"
 
 MUTANTS = [
     Mutant(
@@ -178,5 +179,59 @@ MUTANTS = [
         'const(square if side == "queries" else 1) * e',
         "const(1) * e",
         "tests/integration/test_clifford_checkpoints.py",
+    ),
+    Mutant(
+        "matrices are scaled by the largest of their scales",
+        "least = tl.minimum(least, other)",
+        "least = tl.minimum(least, 1 / other)",
+        CONNECTED,
+        kernels=True,
+    ),
+    Mutant(
+        "pairs forget the scale under which the weight's gradient sums",
+        "tl.store(pairs_ptr + first + e, tl.div_rn(c, go), mask=mask)",
+        "tl.store(pairs_ptr + first + e, tl.div_rn(1.0, go), mask=mask)",
+        CONNECTED,
+        kernels=True,
+    ),
+    Mutant(
+        "rows without features have scales",
+        "if not x.shape[-1]:  # nothing to find a scale of",
+        "if x.shape[-1] < 0:",
+        f"{CONNECTED} -k features",
+        kernels=True,
+    ),
+    Mutant(
+        "the fully connected layer's bias is on every blade",
+        "gy[0].sum(0) if gy is not None and of_bias else None",
+        "gy.sum((0, 1)) if gy is not None and of_bias else None",
+        f"{CONNECTED} -k layer",
+        kernels=True,
+    ),
+    Mutant(
+        "the fully connected layer leaves a gradient out where x needs none",
+        "(of_x, any(needed[:3]), of_weight)",
+        "(of_x, of_x, of_weight)",
+        f"{CONNECTED} -k layer",
+        kernels=True,
+    ),
+    Mutant(
+        "the fake layer returns no right factors",
+        "return [*_product_fake(x, y, weight, signature, True, *ending), y]",
+        "return _product_fake(x, y, weight, signature, True, *ending)",
+        f"{CONNECTED} -k layer",
+        kernels=True,
+    ),
+    Mutant(
+        "pairs are formed in more parts",
+        "MOST_PAIRS = 96 << 20",
+        "MOST_PAIRS = 96",
+        HOST,
+    ),
+    Mutant(
+        "sums in 16 bits stay forbidden after a fully connected product",
+        "setattr(matmul, str(reduction), (True, split_k))",
+        "setattr(matmul, str(reduction), (False, split_k))",
+        HOST,
     ),
 ]

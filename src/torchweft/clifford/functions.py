@@ -435,8 +435,8 @@ def clifford_layer(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    With the weighted product, the linear map's gradient is added to the product's without a pass of
-    its own.  `CliffordLayer` is the module.
+    The linear map's gradient is added to the product's without a pass of its own.  `CliffordLayer`
+    is the module.
 
     Example:
         >>> import torch
@@ -860,16 +860,10 @@ def _prepare_layer(algebra: Algebra, backend: str, *norm_options: Any) -> Comput
 
 
 def _prepare_fully_connected_layer(algebra: Algebra, backend: str, *norm_options: Any) -> Compute:
-    product = _prepare_fully_connected(algebra, backend, True, *norm_options)
-
-    def compute(rows: Rows, parameters: Rows) -> Tensor:
-        (x,), (linear_weight, bias, weight) = rows, parameters
-        # a view of its own: the order in which autograd adds the gradients of x stays the same
-        own = x.movedim(0, 0)
-        y = operators.linear(own, linear_weight, bias, signature=algebra.signature)
-        return product((x, y), (weight,))
-
-    return compute
+    words = " ".join(norm_words(algebra, *norm_options))
+    return lambda rows, parameters: operators.fully_connected_layer(
+        *rows, *parameters, algebra=algebra, ending=words, backend=backend
+    )
 
 
 _SIGNS: dict[str, Callable[[int], int]] = {

@@ -17,7 +17,7 @@ far below the largest lose bits that TF32 keeps, and to watch for them takes 12 
 import triton
 import triton.language as tl
 
-__all__ = ["rows_kernel", "sum_kernel", "sum_partials_kernel", "turn_kernel"]
+__all__ = ["meet_kernel", "rows_kernel", "sum_kernel", "sum_partials_kernel", "turn_kernel"]
 
 
 @triton.jit
@@ -123,6 +123,32 @@ def turn_kernel(w_ptr, t_ptr, F_IN, F_OUT, BLOCK: tl.constexpr):
     mask = (i < F_IN)[:, None] & (j < F_OUT)[None, :]
     w = tl.load(w_ptr + matrix + i[:, None] * F_OUT + j[None, :], mask=mask, other=0.0)
     tl.store(t_ptr + matrix + j[:, None] * F_IN + i[None, :], w.T, mask=mask.T)
+
+
+@triton.jit(do_not_specialize=["R"])
+def meet_kernel(
+    scale_ptr, go_ptr, all_ptr, turn_ptr, pairs_ptr, weight_ptr, R,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The scales of a backward pass, from those of its rows; all are powers of two.
+
+    turn[b] = 2^BITS / (go[b] all), pairs[b] = c / go[b], weight = 1/c; c = min_b scale[b] go[b].
+    One program, since c is of all rows: some bytes a row, from the cache.
+    """
+    e = tl.arange(0, BLOCK)
+    least = tl.full((BLOCK,), float("inf"), tl.float32)
+    for first in range(0, R, BLOCK):
+        mask = first + e < R
+        go = tl.load(go_ptr + first + e, mask=mask, other=float("inf"))
+        least = tl.minimum(least, go * tl.load(scale_ptr + first + e, mask=mask, other=1.0))
+    c = tl.min(least, 0)
+    tl.store(weight_ptr, tl.div_rn(1.0, c))
+    shrunk = tl.load(all_ptr) / (1 << BITS)
+    for first in range(0, R, BLOCK):
+        mask = first + e < R
+        go = tl.load(go_ptr + first + e, mask=mask, other=1.0)
+        tl.store(pairs_ptr + first + e, tl.div_rn(c, go), mask=mask)
+        tl.store(turn_ptr + first + e, tl.div_rn(1.0, go * shrunk), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -37,6 +37,7 @@ from torch import Tensor
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.matrices import launch
 from torchweft.clifford.matrices.source import Norm, layout
+from torchweft.core.expressions.program import accumulator
 
 __all__ = [
     "Norm",
@@ -45,16 +46,21 @@ __all__ = [
     "saved_shapes",
 ]
 
-MOST_PAIRS = 48 << 20
+MOST_PAIRS = 96 << 20
 """Numbers of pairs at a time: rows are taken in parts that keep to it.
 
-Less memory, but small products leave SMs idle.  The products o, dt, dW of Cl(3,0), 4096 × 512, in
-bf16 take 140, 154, 135 µs at once on an H200, 146, 160, 143 in two parts (as many pairs as here),
-155, 177, 167 in four.  Grade by grade they took 147, 164, 146, and 196, 200, 207 in four; one
-grouped Triton product for all grades 153, 197, 145, and 165, 223, 178.
+Less memory, but small products leave SMs idle, and each part costs the host ten launches.  The
+products o, dt, dW of Cl(3,0), 4096 × 512, in bf16 take 140, 154, 135 µs at once on an H200 (as many
+pairs as here), 146, 160, 143 in two parts, 155, 177, 167 in four.  Grade by grade they took 147,
+164, 146, and 196, 200, 207 in four; one grouped Triton product for all grades 153, 197, 145, and
+165, 223, 178.
 """
 
-REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+REDUCTIONS = {
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
+"""Whether products of factors of a dtype may sum parts in 16 bits."""
 
 Needed = Sequence[bool]
 
@@ -71,12 +77,13 @@ def forward(
     (matrices, w_scale), scale = _by_out_grade(weight, source), _row_scales(source)
     z, r = x.new_empty((*x.shape[:2], weight.shape[2])), None
     if norm is not None:
-        r = x.new_empty((algebra.n + 1, x.shape[1]), dtype=_wide(x))
+        r = x.new_empty((algebra.n + 1, x.shape[1]), dtype=accumulator(x.dtype))
     for rows in source.parts():
-        o = _product(source, matrices, rows, scale)
+        with _sums_in_fp32(source.factors):
+            o = _product(source, matrices, rows, scale)
         if norm is not None and r is not None:
-            scales = None if scale is None else (scale[rows], w_scale)
-            launch.normalise(o, scales, z[:, rows], r[:, rows], norm, algebra)
+            scales = None if scale is None else (_rows(scale, rows, 0), w_scale)
+            launch.normalise(o, scales, _rows(z, rows), _rows(r, rows), norm, algebra)
         else:
             z[:, rows] = o if scale is None else o.div_((scale[rows] * w_scale)[:, None])
         del o
@@ -87,7 +94,7 @@ def forward(
 
 def saved_shapes(x: Tensor, weight: Tensor, grades: int) -> list[tuple[Sequence[int], torch.dtype]]:
     """The shapes and dtypes of what `forward` returns behind z with a norm."""
-    rows, wide, factors = x.shape[1], _wide(x), _factors(x)
+    rows, wide, factors = x.shape[1], accumulator(x.dtype), _factors(x)
     scaled = factors == torch.float16
     return [
         ([grades, rows], wide),
@@ -125,21 +132,24 @@ def backward(
 
     def of_product(rows: slice) -> Tensor:
         """The gradient of the product in some rows, as factors."""
-        of_rows = None if grad_scale is None else grad_scale[rows]
+        of_rows = None if grad_scale is None else _rows(grad_scale, rows, 0)
+        part = _rows(grad, rows)
         if norm is None:
-            part = grad[:, rows]
-            return part.contiguous() if of_rows is None else _scaled(part, of_rows[:, None])
-        go = grad.new_empty(grad[:, rows].shape, dtype=source.factors)
-        launch.denormalise(grad[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
+            if of_rows is None:
+                return part.to(source.factors).contiguous()
+            return _scaled(part, of_rows[:, None])
+        go = grad.new_empty(part.shape, dtype=source.factors)
+        launch.denormalise(part, _rows(z, rows), _rows(r, rows), go, of_rows, norm, algebra)
         return go
 
     parts: Iterable[Tensor] = map(of_product, source.parts())
-    if scale is None or grad_scale is None:
-        return _gradients(source, matrices, parts, None, needed)
-    if norm is not None:  # finds the scales of all rows, under one of which gw sums
-        parts = list(parts)
-    scales = _scales(scale, grad_scale, w_scale, grad.shape[2])
-    return _gradients(source, matrices, parts, scales, needed)
+    scales = None
+    if scale is not None and grad_scale is not None and len(scale):
+        if norm is not None:  # finds the scales of all rows, under one of which gw sums
+            parts = list(parts)
+        scales = _scales(scale, grad_scale, w_scale, grad.shape[2])
+    with _sums_in_fp32(source.factors):
+        return _gradients(source, matrices, parts, scales, needed)
 
 
 class _PairSource(NamedTuple):
@@ -163,6 +173,10 @@ class _PairSource(NamedTuple):
         size = max(1, -(-count // max(1, parts)))
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
+    def products(self, rows: slice, w: Tensor) -> tuple[_Product, ...]:
+        """The matrix products of some rows."""
+        return _products(self.algebra, rows.stop - rows.start, *w.shape[1:])
+
     def empty(self, rows: slice) -> Tensor:
         """Memory for the pairs of some rows."""
         count = len(layout(self.algebra).pairs) * (rows.stop - rows.start) * self.x.shape[2]
@@ -170,17 +184,17 @@ class _PairSource(NamedTuple):
 
     def pairs(self, rows: slice, scale: Tensor | None, t: Tensor, finds: bool = False) -> None:
         """t = the pairs of some rows, times a factor for each, which is given or found."""
-        x, y = self.x[:, rows], self.y[:, rows]
-        scale = None if scale is None else scale[rows]
+        scale = None if scale is None else _rows(scale, rows, 0)
+        x, y = _rows(self.x, rows), _rows(self.y, rows)
         launch.pairs(x, y, scale, t, self.algebra, self.gated, finds)
 
     def turn(
         self, rows: slice, factor: Tensor | None, dt: Tensor, gradients: Sequence[Tensor | None]
     ) -> None:
         """The gradients of x and y in some rows, from those of the pairs times a row's factor."""
-        x, y = self.x[:, rows], self.y[:, rows]
-        factor = None if factor is None else factor[rows]
-        outputs = [None if g is None else g[:, rows] for g in gradients]
+        factor = None if factor is None else _rows(factor, rows, 0)
+        x, y = _rows(self.x, rows), _rows(self.y, rows)
+        outputs = [None if g is None else _rows(g, rows) for g in gradients]
         launch.turn(x, y, factor, dt, outputs, self.algebra, self.gated)
 
 
@@ -192,41 +206,39 @@ class _ArrangedWeight(NamedTuple):
 
 
 @contextlib.contextmanager
-def _sums_in_fp32() -> Iterator[None]:
+def _sums_in_fp32(factors: torch.dtype) -> Iterator[None]:
     """Disable 16-bit sums inside torch's products, where the numbers here would overflow.
 
     The numbers of fp16 factors, and of what is shrunk only at the end, fill all of their range.
     """
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_accumulation
-    reductions = {
-        name: (getattr(matmul, name), getattr(matmul, f"{name}_split_k")) for name in REDUCTIONS
-    }
+    matmul, reduction = torch.backends.cuda.matmul, REDUCTIONS.get(factors)
+    accumulates = factors == torch.float16 and matmul.allow_fp16_accumulation
+    reduces = reduction is not None and getattr(matmul, reduction)
+    split_k = reduces and getattr(matmul, f"{reduction}_split_k")
     try:
-        matmul.allow_fp16_accumulation = False
-        for name, (_, split_k) in reductions.items():
-            setattr(matmul, name, (False, split_k))
+        if accumulates:
+            matmul.allow_fp16_accumulation = False
+        if reduces:
+            setattr(matmul, str(reduction), (False, split_k))
         yield
     finally:
-        matmul.allow_fp16_accumulation = before
-        for name, value in reductions.items():
-            setattr(matmul, name, value)
+        if accumulates:
+            matmul.allow_fp16_accumulation = True
+        if reduces:
+            setattr(matmul, str(reduction), (True, split_k))
 
 
-@_sums_in_fp32()
 def _product(source: _PairSource, w: Tensor, rows: slice, scale: Tensor | None) -> Tensor:
     """The product of some rows (D, rows, F_out), sums as they are; finds the scale of each row."""
-    x, algebra = source.x, source.algebra
     t = source.empty(rows)
     source.pairs(rows, scale, t, finds=True)
-    o = x.new_empty((x.shape[0], rows.stop - rows.start, w.shape[2]), dtype=_wide(x))
-    operands = _pairs_by_grade(t, source), _by_grade(w, algebra), _blades_by_grade(o, algebra)
-    for t_g, w_g, o_g in _batches(algebra, *operands):
-        _multiply(t_g, w_g, o_g)
+    shape = (source.x.shape[0], rows.stop - rows.start, w.shape[2])
+    o = source.x.new_empty(shape, dtype=accumulator(source.x.dtype))
+    for at in source.products(rows, w):
+        _multiply(at.t(t), at.w(w), at.o(o))
     return o
 
 
-@_sums_in_fp32()
 def _gradients(
     source: _PairSource,
     w: Tensor,
@@ -240,13 +252,12 @@ def _gradients(
     sums = gw = None
     if needed[2]:
         make = torch.empty_like if x.shape[1] else torch.zeros_like
-        sums = make(w, dtype=_wide(w))
+        sums = make(w, dtype=accumulator(w.dtype))
     for rows, go in zip(source.parts(), of_product, strict=True):
         _part_gradients(source, w, rows, go, scales, of_inputs, sums)
     if sums is not None:
         gw = x.new_empty(w.shape)
-        undo = scales and scales.weight.reciprocal()
-        launch.arrange(sums, _places(algebra, w.device), undo, gw)
+        launch.arrange(sums, _places(algebra, w.device), scales and scales.weight, gw)
     return [*of_inputs, gw]
 
 
@@ -260,16 +271,15 @@ def _part_gradients(
     sums: Tensor | None,
 ) -> None:
     """The gradients of x and y in some rows, and what these rows add to the weight's."""
-    algebra, t = source.algebra, source.empty(rows)
-    of_t, of_go = _pairs_by_grade(t, source), _blades_by_grade(go, algebra)
+    t, products = source.empty(rows), source.products(rows, w)
     if any(g is not None for g in of_inputs):
-        for go_g, w_g, dt_g in _batches(algebra, of_go, _by_grade(w, algebra), of_t):
-            _multiply(go_g, w_g.mT, dt_g, alpha=scales.shrink if scales else 1)
+        for at in products:
+            _multiply(at.o(go), at.w.turned(w), at.t(t), alpha=scales.shrink if scales else 1)
         source.turn(rows, scales and scales.turn, t, of_inputs)
     if sums is not None:
         source.pairs(rows, scales and scales.pairs, t)
-        for t_g, go_g, sum_g in _batches(algebra, of_t, of_go, _by_grade(sums, algebra)):
-            _multiply(t_g.mT, go_g, sum_g, beta=1 if rows.start else 0)
+        for at in products:
+            _multiply(at.t.turned(t), at.o(go), at.w(sums), beta=1 if rows.start else 0)
 
 
 class _Scales(NamedTuple):
@@ -279,7 +289,7 @@ class _Scales(NamedTuple):
         shrink: factor of every dt: these are sums of F_out products below 2³⁰.
         turn: for each row the inverse of `shrink`, of the scale of go and of the weight's.
         pairs: for each row; its product with go's scale is constant, since gw sums over the rows.
-        weight: that constant.
+        weight: the inverse of that constant.
     """
 
     shrink: float
@@ -288,24 +298,20 @@ class _Scales(NamedTuple):
     weight: Tensor
 
 
-def _scales(scale: Tensor, go_scale: Tensor, w_scale: Tensor, f_out: int) -> _Scales | None:
-    if not scale.shape[0]:
-        return None
-    shrink = 2.0 ** -(15 + (f_out - 1).bit_length())
-    of_weight = (scale * go_scale).amin()
-    return _Scales(shrink, 1 / (go_scale * w_scale * shrink), of_weight / go_scale, of_weight)
+def _scales(scale: Tensor, go_scale: Tensor, w_scale: Tensor, f_out: int) -> _Scales:
+    bits, rows = 15 + (f_out - 1).bit_length(), len(scale)
+    turn, pairs, weight = (scale.new_empty(n) for n in (rows, rows, 1))
+    launch.meet(bits, scale, go_scale, w_scale, turn, pairs, weight)
+    return _Scales(2.0**-bits, turn, pairs, weight)
 
 
 def _factors(x: Tensor) -> torch.dtype:
     """The dtype of the factors of matrix products."""
+    if not x.shape[-1]:  # nothing to find a scale of
+        return accumulator(x.dtype)
     if x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return torch.float16
     return x.dtype
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _by_out_grade(weight: Tensor, source: _PairSource) -> _ArrangedWeight:
@@ -314,12 +320,11 @@ def _by_out_grade(weight: Tensor, source: _PairSource) -> _ArrangedWeight:
     w = weight.new_empty(weight.shape, dtype=source.factors)
     if not source.scaled:
         launch.arrange(weight, order, None, w)
-        return _ArrangedWeight(w, weight.new_empty(0, dtype=_wide(weight)))
-    rows = weight.reshape(1, -1, weight.shape[2])
-    of_rows = weight.new_empty(rows.shape[1], dtype=torch.float32)
-    launch.row_scale(rows, None, 1, of_rows)
-    scale = of_rows.amin()
-    launch.arrange(weight, order, scale, w)
+        return _ArrangedWeight(w, weight.new_empty(0, dtype=accumulator(weight.dtype)))
+    scales = weight.new_empty(weight.shape[1], dtype=torch.float32)
+    launch.row_scale(weight, None, 1, scales)
+    scale = scales.new_empty(())
+    launch.arrange(weight, order, scales, w, scale)
     return _ArrangedWeight(w, scale)
 
 
@@ -345,37 +350,67 @@ def _places(algebra: Algebra, device: torch.device) -> Tensor:
     return torch.argsort(_order(algebra, device))
 
 
-def _by_grade(w: Tensor, algebra: Algebra) -> Sequence[Tensor]:
-    """The matrices of each out grade one over the other, (paths·F_in, F_out)."""
-    return w.flatten(0, 1).split_with_sizes([len(p) * w.shape[1] for p in layout(algebra).paths])
+class _Matrices(NamedTuple):
+    """A batch of matrices inside a contiguous tensor.
+
+    Args:
+        size: of the batch.
+        stride: its strides.
+        offset: numbers before it.
+    """
+
+    size: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    offset: int
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The matrices in a tensor."""
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """The transposed matrices in a tensor."""
+        (count, height, width), (apart, down, across) = self.size, self.stride
+        place = tensor.storage_offset() + self.offset
+        return tensor.as_strided((count, width, height), (apart, across, down), place)
 
 
-def _blades_by_grade(o: Tensor, algebra: Algebra) -> Sequence[Tensor]:
-    """The rows of each out grade, (dim·rows, F_out)."""
-    return o.flatten(0, 1).split_with_sizes([dim * o.shape[1] for dim in algebra.sizes])
+class _Product(NamedTuple):
+    """The matrix products o = t w of out grades where these have one shape.
+
+    Args:
+        t: the pairs, (dim·rows, paths·F_in).
+        w: the matrices one over the other, (paths·F_in, F_out).
+        o: the rows, (dim·rows, F_out).
+    """
+
+    t: _Matrices
+    w: _Matrices
+    o: _Matrices
 
 
-def _pairs_by_grade(t: Tensor, source: _PairSource) -> Sequence[Tensor]:
-    """The pairs of each out grade, (dim·rows, paths·F_in)."""
-    algebra, features = source.algebra, source.x.shape[2]
-    rows = t.shape[0] // (len(layout(algebra).pairs) * features)
-    widths = [len(paths) * features for paths in layout(algebra).paths]
+@functools.lru_cache(maxsize=1024)
+def _products(algebra: Algebra, rows: int, f_in: int, f_out: int) -> tuple[_Product, ...]:
+    """The matrix products of all out grades."""
     heights = [dim * rows for dim in algebra.sizes]
-    parts = t.split_with_sizes([h * w for h, w in zip(heights, widths, strict=True)])
-    return [part.view(-1, width) for part, width in zip(parts, widths, strict=True)]
+    widths = [len(paths) * f_in for paths in layout(algebra).paths]
+    columns = [f_out for _ in widths]
+
+    def batches(heights: list[int], widths: list[int]) -> Iterator[_Matrices]:
+        sizes = [height * width for height, width in zip(heights, widths, strict=True)]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        for group in layout(algebra).groups:
+            first, last = group[0], group[-1]
+            size = (len(group), heights[first], widths[first])
+            yield _Matrices(size, (starts[last] - starts[first], size[2], 1), starts[first])
+
+    of = batches(heights, widths), batches(widths, columns), batches(heights, columns)
+    return tuple(_Product(*batch) for batch in zip(*of, strict=True))
 
 
-def _batches(algebra: Algebra, *by_grade: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The matrices of out grades in batches, where their products have one shape."""
-    for group in layout(algebra).groups:
-        yield [_batch([matrices[grade] for grade in group]) for matrices in by_grade]
-
-
-def _batch(matrices: Sequence[Tensor]) -> Tensor:
-    """One matrix, or two of one shape in one tensor, as a batch without a copy."""
-    first, last = matrices[0], matrices[-1]
-    apart = last.storage_offset() - first.storage_offset()
-    return first.as_strided((len(matrices), *first.shape), (apart, *first.stride()))
+def _rows(tensor: Tensor, rows: slice, dim: int = 1) -> Tensor:
+    """Some rows of a tensor: itself where these are all."""
+    count = rows.stop - rows.start
+    return tensor if count == tensor.shape[dim] else tensor.narrow(dim, rows.start, count)
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1, beta: float = 0) -> None:

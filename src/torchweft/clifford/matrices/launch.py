@@ -35,6 +35,7 @@ from torchweft.core.printing.modules import written
 __all__ = [
     "arrange",
     "denormalise",
+    "meet",
     "normalise",
     "pairs",
     "row_scale",
@@ -142,12 +143,28 @@ def row_scale(x: Tensor, y: Tensor | None, terms: int, scale: Tensor) -> None:
         _run(_row_launcher, variant, numbers, [x, y, scale])
 
 
-def arrange(w: Tensor, order: Tensor, scale: Tensor | None, z: Tensor) -> None:
-    """z[p] = w[order[p]], times the scale if there is one; w: (P, N, F), z: contiguous."""
+def arrange(
+    w: Tensor, order: Tensor, scales: Tensor | None, z: Tensor, least: Tensor | None = None
+) -> None:
+    """z[p] = w[order[p]], times the least of the scales; w: (P, N, F), z: contiguous.
+
+    The least is written, too, where there is a place for it.
+    """
     paths, rows, features = w.shape
-    numbers = (paths * rows, features, rows, *w.stride())
-    operands = [w, order, z] if scale is None else [w, order, scale, z]
-    _run(_row_launcher, ("arrange_kernel", scale is not None, _gluon()), numbers, operands)
+    numbers = (paths * rows, features, rows, *w.stride(), 0 if scales is None else scales.numel())
+    operands = [t for t in (w, order, scales, z, least) if t is not None]
+    variant = ("arrange_kernel", scales is not None, least is not None, _gluon())
+    _run(_row_launcher, variant, numbers, operands)
+
+
+def meet(bits: int, scale: Tensor, *others: Tensor) -> None:
+    """See `meet_kernel`: all its tensors in order."""
+    _run(_meet_launcher, (bits,), (len(scale),), [scale, *others])
+
+
+def _meet_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
+    kernel = written(kernels.__name__, "meet_kernel")
+    return Launcher(kernel, 1, (), numbers, variant, MEET_TILE)
 
 
 def normalise(
@@ -193,7 +210,7 @@ def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launche
 MOST_LINEAR_TILES, MOST_LINEAR_FEATURES = 1024, 1024
 """Beyond so many tiles, or numbers that one result sums, the library's product is ahead."""
 
-SUM_TILE, TURN_TILE = Tile((512,), 4, 1), Tile((64,), 8, 1)
+SUM_TILE, TURN_TILE, MEET_TILE = Tile((512,), 4, 1), Tile((64,), 8, 1), Tile((2048,), 8, 1)
 INTERPRETED_PROGRAMS = 3
 
 

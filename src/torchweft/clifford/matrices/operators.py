@@ -11,8 +11,9 @@ products.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torchweft.core.expressions.program import accumulator, mask
 from torchweft.core.operators.operands import without_autocast
 from torchweft.core.operators.operator import FusedOperator, Gradients, constant_when_compiling
 
-__all__ = ["fully_connected", "layer", "linear", "weight_gradient"]
+__all__ = ["fully_connected", "fully_connected_layer", "layer", "linear", "weight_gradient"]
 
 GEMM_TILE, GEMMS_PER_GPU = 64, 256
 """Rows and columns of a tile of a matrix product, and about how many of them fill a GPU."""
@@ -52,10 +53,13 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> T
             return z
         if _pays_to_turn(x, weight):
             weight = launch.turned(weight)
-    for pair in _grade_pairs(_sizes(signature)):
+    for pair in _grade_pairs(signature):
         rows, matrices, place = pair.rows(x), pair.matrices(weight), pair.rows(z)
         if pair.first or bias is None:
             torch.bmm(rows, matrices, out=place)
+        elif x.dtype == accumulator(x.dtype):
+            torch.bmm(rows, matrices, out=place)
+            z[0].add_(bias)
         else:  # inside the product: rounded once
             on_scalar = x.new_zeros(len(rows), 1, len(bias))
             on_scalar[0] = bias
@@ -65,7 +69,7 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> T
 
 def add_input_gradient(total: Tensor, grad: Tensor, weight: Tensor, signature: str) -> None:
     """total_j += grad_j @ W[grade of j]ᵀ, in the accumulator of the matrix product."""
-    for pair in _grade_pairs(_sizes(signature)):
+    for pair in _grade_pairs(signature):
         place = pair.rows(total)
         torch.baddbmm(place, pair.rows(grad), pair.matrices(weight).mT, out=place)
 
@@ -152,11 +156,15 @@ def _sizes(signature: str) -> list[int]:
     return Algebra.from_signature(signature).sizes
 
 
-def _grade_pairs(sizes: Sequence[int]) -> Iterator[_GradePair]:
+@functools.cache
+def _grade_pairs(signature: str) -> tuple[_GradePair, ...]:
+    """The pairs of grades, from the outer ones to the middle."""
+    sizes = _sizes(signature)
     starts, n = list(itertools.accumulate(sizes, initial=0)), len(sizes) - 1
-    for first in range(n // 2 + 1):
-        distance = starts[n - first] - starts[first]
-        yield _GradePair(first, n - first, starts[first], sizes[first], distance)
+    return tuple(
+        _GradePair(first, n - first, starts[first], sizes[first], starts[n - first] - starts[first])
+        for first in range(n // 2 + 1)
+    )
 
 
 def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> list[Tensor]:
@@ -372,4 +380,77 @@ _plain, _normalised = (
         ("clifford_fully_connected", False),
         ("clifford_fully_connected_norm", True),
     )
+)
+
+
+def fully_connected_layer(
+    x: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor,
+    weight: Tensor,
+    *,
+    algebra: Algebra,
+    ending: str,
+    backend: str,
+) -> Tensor:
+    """`layer` with the fully connected product: weight (P, F, F)."""
+    if backend == "triton":
+        return _connected(x, linear_weight, linear_bias, weight, algebra.signature, ending, backend)
+    # a view of its own: the order in which autograd adds the gradients of x stays the same
+    y = linear(x.movedim(0, 0), linear_weight, linear_bias, signature=algebra.signature)
+    return fully_connected(
+        x, y, weight, algebra=algebra, backend=backend, gated=True, ending=ending
+    )
+
+
+def _connected_forward(
+    x: Tensor, linear_weight: Tensor, bias: Tensor, weight: Tensor, signature: str, *ending: str
+) -> list[Tensor]:
+    y = outputs(x, linear_weight, bias, signature)
+    return [*_product_forward(x, y, weight, signature, True, *ending), y]
+
+
+def _connected_backward(
+    args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
+) -> Gradients:
+    x, linear_weight, _, weight, signature, *ending = args
+    *kept, y = saved
+    of_x, of_linear, of_bias, of_weight = needed
+    gx, gy, gw = _product_backward(
+        (x, y, weight, signature, True, *ending), kept, grad, (of_x, any(needed[:3]), of_weight)
+    )
+    if gx is not None and gy is not None:
+        add_input_gradient(gx, gy, linear_weight, signature)
+    return (
+        gx,
+        weight_gradient(x, gy, signature) if gy is not None and of_linear else None,
+        gy[0].sum(0) if gy is not None and of_bias else None,
+        gw,
+    )
+
+
+def _connected_composition(
+    x: Tensor, linear_weight: Tensor, bias: Tensor, weight: Tensor, signature: str, *ending: str
+) -> Tensor:
+    y = linear(x.movedim(0, 0), linear_weight, bias, signature=signature)
+    return _product_composition(x, y, weight, signature, True, *ending)
+
+
+def _connected_fake(
+    x: Tensor, linear_weight: Tensor, bias: Tensor, weight: Tensor, signature: str, *ending: str
+) -> list[Tensor]:
+    y = x.new_empty(x.shape)
+    return [*_product_fake(x, y, weight, signature, True, *ending), y]
+
+
+_connected = FusedOperator(
+    "clifford_fully_connected_layer",
+    "Tensor x, Tensor linear_weight, Tensor bias, Tensor weight, str signature, "
+    "str ending, str backend",
+    4,
+    _connected_forward,
+    _connected_backward,
+    _connected_fake,
+    _connected_composition,
+    keeps_result=True,
 )

@@ -373,24 +373,37 @@ def scale_kernels(blades: int, operands: str, terms: int, gluon: bool) -> Module
 
 
 @functools.cache
-def arrange_kernels(scaled: bool, gluon: bool) -> ModuleType:
-    """The module with `arrange_kernel`: z[p] = a w[order[p]], a = 1 or the number in `scale_ptr`.
+def arrange_kernels(scaled: bool, found: bool, gluon: bool) -> ModuleType:
+    """The module with `arrange_kernel`: z[p] = a w[order[p]], a = 1 or the least of S numbers.
 
     w: (P, N, F) in any strides, z: (P, N, F) contiguous; a row is one p and n.
+    scaled: a is the least of the numbers in `scale_ptr`; found: it goes to `least_ptr`.
     """
-    lines = [
-        ROW,
+    lines = [ROW, *_least() * scaled]
+    lines += ["tl.store(least_ptr, scale, mask=row == 0)"] * found
+    lines += [
         "first_of_path = tl.load(order_ptr + row // N) * stride_wp",
         "start = first_of_path + row % N * stride_wn",
-        *["scale = tl.load(scale_ptr)"] * scaled,
         *ROW_SWEEP,
         "    at = w_ptr + start + wide * f * stride_wf",
         "    value = tl.load(at, mask=m, other=0.0).to(ACC)" + " * scale" * scaled,
         _stored("z_ptr + row * F + f", "value"),
     ]
-    operands = "w order scale z" if scaled else "w order z"
-    kernel = _kernel(gluon, "arrange", operands, "N wp wn wf", lines, first="w")
+    operands = "w order" + " scale" * scaled + " z" + " least" * found
+    kernel = _kernel(gluon, "arrange", operands, "N wp wn wf S", lines, first="w")
     return _module("clifford_fc_arrange", gluon, kernel)
+
+
+def _least() -> list[str]:
+    """`scale`, the least of the S numbers in `scale_ptr`."""
+    return [
+        "least = (e * 0).to(tl.float32) + float('inf')",
+        "for first in range(0, S, BLOCK):",
+        "    s = first + e",
+        "    other = tl.load(scale_ptr + s, mask=s < S, other=float('inf'))",
+        "    least = tl.minimum(least, other)",
+        "scale = tl.min(least, 0)",
+    ]
 
 
 def _norm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:

@@ -343,7 +343,7 @@ class FusedOperator:
         if transformed() or forward_level() >= 0:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
-            return self._eager(args[self.tensors :], *args[: self.tensors])[0]
+            return self._eager(args[self.tensors :], *args[: self.tensors])
         return self.run(*args)[0]
 
     def run(self, *args: Any) -> list[Tensor]:
@@ -385,26 +385,25 @@ class FusedOperator:
         return (*found, *[None] * len(ctx.rest))
 
 
-def _fused_entry(op: FusedOperator) -> Callable[..., tuple[Tensor, ...]]:
+def _fused_entry(op: FusedOperator) -> Call:
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> tuple[Tensor, ...]:
+        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> Tensor:
             results = op.run(*tensors, *rest)
             ctx.save_for_backward(*tensors, *results[op.first_saved :])
-            ctx.mark_non_differentiable(*results[1:])
             ctx.set_materialize_grads(False)
             ctx.rest = rest
-            return tuple(results)
+            return results[0]
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
             needed = ctx.needs_input_grad[1:]
             if grad is None:
                 return (None,) * (1 + len(needed))
             return (None, *op.gradients(ctx, grad, needed))
 
     # as for Operator
-    apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Eager).apply
+    apply: Call = super(torch.autograd.Function, Eager).apply
     return apply
 
 
