@@ -122,12 +122,13 @@ def _among_cells(x: Tensor, y: Tensor, k: int) -> Tensor:
     found = torch.full((len(x), k), -1, dtype=torch.int64, device=x.device)
     grid = _first_grid(y, k)
     left = torch.arange(len(x), device=x.device)
-    while len(left):
+    while True:
         near, final = _look(grid, x.index_select(0, left), y, k)
         found[left[final]] = near[final]
         left = left[~final]
+        if not len(left):
+            return found
         grid = _grid(y, 2 * grid.size)
-    return found
 
 
 def _first_grid(y: Tensor, k: int) -> _Grid:
