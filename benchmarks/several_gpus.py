@@ -188,7 +188,10 @@ def _given(cells: tuple[int, int, int]) -> dict[str, Tensor]:
 
 
 def scene(resolution: int, sharded: bool, part: Part) -> Call:
-    """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each."""
+    """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each.
+
+    Its batch norms are SparseBatchNorm, which takes statistics over the voxels of all ranks.
+    """
     torch.manual_seed(0)
     dtype = torch.float16 if part.device.type == "cuda" else torch.float32
     model: nn.Module = lowered(MinkUNet(FEATURES, CLASSES, 42), dtype).to(part.device).train()
