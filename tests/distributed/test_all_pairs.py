@@ -187,7 +187,7 @@ def clouds(size, times):
     for dim, dtype, k in (
         (1, torch.float64, 5),
         (2, torch.bfloat16, 3),
-        (2, torch.float32, 10**4),
+        (2, torch.float32, 60),
         (3, torch.float32, 10),
         (3, torch.float64, 1),
         (5, torch.float32, 4),
