@@ -6,10 +6,22 @@ Run it with 1, 2, 4 processes on one machine; each appends its rows to one file,
     strong   one problem over W ranks: t(1) / (W t(W))
     weak     W times the problem:      t(1) / t(W)
 
-A row has the median wall time of a call on the slowest rank, the largest peak of memory, and of one
-call the time in kernels of NCCL, on the rank that has least of it: others wait for that one.  Calls
-of more than LONG seconds are measured once, after one, with the profiler on.  The first compiles,
-so the second tells which these are.
+A row has of a call
+
+    ms         median wall time, on the slowest rank
+    nccl_ms    kernels of NCCL, on the rank that has least of them: others wait for that one
+    busy_ms    time in which other kernels and copies run, of the rank that has most
+    peak_mb    memory, of the fullest rank
+    sm_mhz     the least clock of the SMs while it is repeated, the median of the ranks; left out
+               where nvidia-smi does not tell
+
+so that ms − busy_ms − nccl_ms is waiting, or time of the host.  `seconds` is that of the whole
+program, with what it builds.
+
+The first call compiles.  Long programs have a smaller problem for it, which compiles the same
+kernels: calls of more than LONG seconds are then made once, with the profiler on.  Others are made
+twice, for all that compiles late, and timed FEW times if they take more than SLOW seconds, else
+REPEATS times; then the profiler watches one.
 """
 
 from __future__ import annotations
@@ -18,6 +30,8 @@ import argparse
 import copy
 import functools
 import json
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -29,8 +43,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.clock import sm_clock
 from benchmarks.harness.programs import ranks_table
 from benchmarks.harness.record import machine
+from benchmarks.harness.timer import busy_us, events_on_gpu
 from benchmarks.workloads.clouds import sphere
 from benchmarks.workloads.potential import (
     TABLE,
@@ -44,6 +60,7 @@ from examples.voxels.plot_minkunet import MinkUNet
 from torchweft import o3
 from torchweft.core.collectives import largest, total, world
 from torchweft.distributed import all_pairs, potential, shard, shard_voxels
+from torchweft.distributed.agreement import numbers_of_ranks
 from torchweft.errors import BackendError
 from torchweft.progress import say
 from torchweft.reductions import SamplesLoss, Vi, Vj, nearest
@@ -51,8 +68,9 @@ from torchweft.voxels import SparseTensor
 
 FILE = Path(__file__).parent / "results"
 NAME = "several_gpus.jsonl"
-REPEATS = 5
-LONG = 5.0
+REPEATS, FEW = 5, 3
+SLOW, LONG = 1.0, 2.0  # seconds of a call
+SAMPLED = 1.0  # seconds of calls for samples of the clock
 BLUR, NEIGHBOURS = 0.05, 10
 ELEMENTS = (8, 14)
 
@@ -82,6 +100,7 @@ class Case(NamedTuple):
     name: str
     kind: str  # strong or weak
     build: Callable[[Part], Call]
+    first: Callable[[Part], Call] | None = None  # a smaller problem with the same kernels
 
 
 def gaussian(count: int, gradients: bool, part: Part) -> Call:
@@ -137,8 +156,7 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     halo = own._replace(
         global_ids=own.global_ids.to(part.device), needed=own.needed.to(part.device)
     ).halo()
-    model = o3.from_mace(copy.deepcopy(mace_model(TABLE, ELEMENTS)).float().to(part.device))
-    model.requires_grad_(training)
+    model = _potential(part.device).requires_grad_(training)
 
     def call() -> None:
         leaf = data["positions"].detach().requires_grad_()
@@ -155,6 +173,11 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     return call
 
 
+@functools.cache
+def _potential(device: torch.device) -> nn.Module:
+    return o3.from_mace(copy.deepcopy(mace_model(TABLE, ELEMENTS)).float().to(device))
+
+
 @functools.lru_cache(maxsize=2)  # forces and training: a rank's share of one, and all of another
 def _given(cells: tuple[int, int, int]) -> dict[str, Tensor]:
     """What MACE takes of a shaken crystal, on the host."""
@@ -165,7 +188,10 @@ def _given(cells: tuple[int, int, int]) -> dict[str, Tensor]:
 
 
 def scene(resolution: int, sharded: bool, part: Part) -> Call:
-    """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each."""
+    """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each.
+
+    Its batch norms are SparseBatchNorm, which takes statistics over the voxels of all ranks.
+    """
     torch.manual_seed(0)
     dtype = torch.float16 if part.device.type == "cuda" else torch.float32
     model: nn.Module = lowered(MinkUNet(FEATURES, CLASSES, 42), dtype).to(part.device).train()
@@ -194,15 +220,21 @@ def cases(small: bool) -> list[Case]:
     """All programs; small: at sizes for a test."""
     million = 200 if small else 1_000_000
     resolution, cells = (32, 1) if small else (512, 16)
+
+    def pairs(name: str, program: Callable[..., Call], first: int, count: int, *more: bool) -> Case:
+        """A program of points, and its first call of fewer."""
+        of = {n: functools.partial(program, n, *more) for n in (first, count)}
+        return Case(name, "strong", of[count], of[first] if first < count else None)
+
     made = [
-        Case(f"gaussian sum {n}m{name}", "strong", functools.partial(gaussian, n * million, wanted))
+        pairs(f"gaussian sum {n}m{name}", gaussian, million, n * million, wanted)
         for n in (1, 4)
         for name, wanted in (("", False), (" with gradients", True))
     ]
     made += [
-        Case("nearest 1m", "strong", functools.partial(neighbours, million)),
-        Case("sinkhorn 1m", "strong", functools.partial(transport, million)),
-        Case("gaussian sum 10m", "strong", functools.partial(gaussian, 10 * million, False)),
+        pairs("nearest 1m", neighbours, million, million),
+        pairs("sinkhorn 1m", transport, million // 4, million),
+        pairs("gaussian sum 10m", gaussian, million, 10 * million, False),
     ]
     for name, training in (("forces", False), ("training", True)):
         made += [
@@ -216,44 +248,65 @@ def cases(small: bool) -> list[Case]:
     ]
 
 
-def measured(call: Call, part: Part) -> dict[str, float]:
-    """Of the slowest rank, in milliseconds; the median of some calls after one."""
+class Profile(NamedTuple):
+    """A call that the profiler watched."""
+
+    seconds: float
+    nccl_ms: float = 0.0
+    busy_ms: float = 0.0
+
+
+def measured(case: Case, call: Call, part: Part, least: Callable[[float], int]) -> dict[str, float]:
+    """What a row says of a case's call; `least` is of `sm_clock`."""
     on_gpu = part.device.type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
 
     def seconds() -> float:
+        wait()
+        largest(torch.zeros(1))  # the hosts meet, without a kernel of NCCL
         begin = time.perf_counter()
         call()
         wait()
         return time.perf_counter() - begin
 
-    def profiled() -> tuple[float, float]:
-        return _in_nccl(seconds) if on_gpu else (seconds(), 0.0)
+    def profiled() -> Profile:
+        return _profiled(seconds) if on_gpu else Profile(seconds())
 
-    first = seconds()
-    second, in_nccl = profiled()
-    times = [second]
-    long = second > max(LONG, first / 2)  # else it compiled too
-    if not largest(torch.tensor([float(long)], device=part.device)).item():
-        times = []
-        for _ in range(REPEATS):
-            if part.size > 1:
-                distributed.barrier()
-            wait()
-            times.append(seconds())
-        _, in_nccl = profiled()
+    (call if case.first is None else case.first(part))()
+    begin, seen = time.perf_counter(), profiled()
+    times = [seen.seconds]
+    if case.first is None or _largest(seen.seconds) < LONG:
+        begin, times = time.perf_counter(), [seconds()]
+        count = FEW if _largest(times[0]) > SLOW else REPEATS
+        times += [seconds() for _ in range(count - 1)]
+        seen = profiled()
+    ms = _largest(1000 * statistics.median(times))
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
-    found = torch.tensor([1000 * statistics.median(times), peak, -in_nccl], device=part.device)
-    slowest, peak, least = largest(found).tolist()
-    return {"ms": slowest, "peak_mb": peak, "nccl_ms": -least}
+    for _ in range(math.ceil(1000 * SAMPLED / ms) if on_gpu and ms < 1000 * SAMPLED else 0):
+        call()
+    wait()
+    clocks = [mhz for (mhz,) in numbers_of_ranks([least(begin)])]
+    return {
+        "ms": ms,
+        "peak_mb": _largest(peak),
+        "nccl_ms": -_largest(-seen.nccl_ms),
+        "busy_ms": _largest(seen.busy_ms),
+    } | ({"sm_mhz": statistics.median(clocks)} if all(clocks) else {})
 
 
-def _in_nccl(seconds: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of a call that waits for its kernels, and its milliseconds in kernels of NCCL."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        whole = seconds()
-    events = [event for event in profile.events() if "nccl" in event.name.lower()]
-    return whole, sum(event.device_time for event in events) / 1000
+def _largest(number: float) -> float:
+    """Of all ranks."""
+    return largest(torch.tensor([number], dtype=torch.float64)).item()
+
+
+def _profiled(seconds: Callable[[], float]) -> Profile:
+    found: list[float] = []
+    events = events_on_gpu(lambda: found.append(seconds()))
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for event in events:
+        span = event.time_range.start, event.time_range.end
+        spans["nccl" in event.name.lower()].append(span)
+    return Profile(found[0], *(busy_us(spans[of_nccl]) / 1000 for of_nccl in (True, False)))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -263,30 +316,40 @@ def run(options: argparse.Namespace) -> None:
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))  # crystals are built on hosts
     here, part = asdict(machine(device)), Part(rank, size, device)
-    for case in cases(options.small):
-        if options.case and options.case not in case.name:
-            continue
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            call = case.build(part)
-        except BackendError as error:  # a model of a library that no rank has
-            say(f"{case.name}: left out, {error}")
-            continue
-        try:
-            found = measured(call, part)
-        except torch.OutOfMemoryError as error:  # one of several ranks cannot go on alone
-            if size > 1:
-                raise
-            say(f"{case.name} ({case.kind}): left out, {error}")
-            continue
-        row = {"case": case.name, "kind": case.kind, "ranks": size} | found | here
-        if rank == 0:
+    with sm_clock(device) as least:
+        for case in cases(options.small):
+            if options.case and options.case not in case.name:
+                continue
+            begin = time.perf_counter()
+            found = _found(case, part, least)
+            if found is None or rank:
+                continue
+            found["seconds"] = time.perf_counter() - begin
+            row = {"case": case.name, "kind": case.kind, "ranks": size} | found | here
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             say(json.dumps(row))
     distributed.destroy_process_group()
+
+
+def _found(case: Case, part: Part, least: Callable[[float], int]) -> dict[str, float] | None:
+    """What is measured; None where a library is absent or memory is short."""
+    if part.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        call = case.build(part)
+    except BackendError as error:  # a model of a library that no rank has
+        say(f"{case.name}: left out, {error}")
+        return None
+    try:
+        return measured(case, call, part, least)
+    except torch.OutOfMemoryError as error:  # one of several ranks cannot go on alone
+        if part.size > 1:
+            raise
+        say(f"{case.name} ({case.kind}): left out, {error}")
+        return None
 
 
 def main() -> None:
@@ -298,7 +361,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE / NAME, help="file of rows")
     options = parser.parse_args()
     if options.table:
-        print(ranks_table([json.loads(line) for line in options.out.read_text().splitlines()]))
+        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+        for gpu in dict.fromkeys(row["gpu"] for row in rows):
+            print(f"{gpu}\n\n{ranks_table([row for row in rows if row['gpu'] == gpu])}")
     else:
         run(options)
 

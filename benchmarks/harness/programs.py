@@ -38,20 +38,24 @@ def programs_section(folder: Path) -> str:
 
 
 def ranks_table(rows: Sequence[Found]) -> str:
-    """Efficiency of each program by the number of ranks."""
-    alone = {(row["case"], row["kind"]): row["ms"] for row in rows if row["ranks"] == 1}
-    order = list(dict.fromkeys((row["case"], row["kind"]) for row in rows))
+    """Efficiency of each program by the number of ranks, from the latest rows of one GPU."""
+    programs: dict[tuple[str, str], dict[int, Found]] = {}
+    for row in rows:
+        programs.setdefault((row["case"], row["kind"]), {})[row["ranks"]] = row
     lines = []
-    for row in sorted(
-        rows, key=lambda row: (order.index((row["case"], row["kind"])), row["ranks"])
-    ):
-        name, kind, ranks = row["case"], row["kind"], row["ranks"]
-        one = alone.get((name, kind))
-        share = one and one / row["ms"] / (ranks if kind == "strong" else 1)
-        efficiency = f"{100 * share:.1f} %" if share else "no time on one"
-        numbers = short(row["ms"]), efficiency, short(row["nccl_ms"]), f"{row['peak_mb']:.0f}"
-        lines.append([name, kind, str(ranks), *numbers])
-    return table(["program", "kind", "ranks", "ms", "efficiency", "NCCL ms", "peak MB"], lines)
+    for (name, kind), of in programs.items():
+        fewest = min(of)
+        for ranks, row in sorted(of.items()):
+            more = ranks / fewest if kind == "strong" else 1
+            share = f"{100 * of[fewest]['ms'] / row['ms'] / more:.1f} %"
+            if fewest > 1:
+                share = "no time on one" if ranks == fewest else f"{share} of {fewest}"
+            times = [short(row[n]) if n in row else "" for n in ("busy_ms", "nccl_ms")]
+            clock = f"{row['sm_mhz']:.0f}" if "sm_mhz" in row else ""
+            numbers = short(row["ms"]), share, *times, clock, f"{row['peak_mb']:.0f}"
+            lines.append([name, kind, str(ranks), *numbers])
+    head = ["program", "kind", "ranks", "ms", "efficiency", "busy ms", "NCCL ms", "SM MHz"]
+    return table([*head, "peak MB"], lines)
 
 
 def _dynamics(found: Found) -> str:
@@ -107,7 +111,9 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
 
 _RANKS = (
     "Strong: one problem over all ranks; weak: a problem for each rank. *efficiency* is the time "
-    "on one GPU over that on all, for strong ones over their number too; *ms* is the wall time "
-    "of the slowest rank, *peak MB* the memory of the fullest. A program that one GPU has no room "
-    "for has no time there.\n"
+    "on one GPU over that on all, for strong ones over their number too; *of 2* stands where one "
+    "GPU has no room and it is relative to two. *ms* is the wall time of the slowest rank, *NCCL "
+    "ms* the time in kernels of NCCL, *busy ms* that in all others: the rest is waiting, or time "
+    "of the host. *SM MHz* is the least clock while calls ran, *peak MB* the memory of the "
+    "fullest rank.\n"
 )

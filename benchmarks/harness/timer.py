@@ -31,6 +31,8 @@ import torch
 __all__ = [
     "Call",
     "Timing",
+    "busy_us",
+    "events_on_gpu",
     "host_us",
     "interleave",
     "num_kernels",
@@ -178,17 +180,18 @@ def peak_mb(call: Call) -> float:
 
 def num_kernels(call: Call) -> int | None:
     """Kernels that a call runs, copies and fills not counted; None where CUPTI sees none."""
-    kernels = [e for e in _on_gpu(call) if not e.name.startswith(("Memcpy", "Memset"))]
+    kernels = [e for e in events_on_gpu(call) if not e.name.startswith(("Memcpy", "Memset"))]
     return len(kernels) or None
 
 
-def _on_gpu(call: Call) -> list[Any]:
+def events_on_gpu(call: Call) -> list[Any]:
     """What the profiler saw on the GPU in a call: kernels, copies and fills; CUPTI sees them."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return [event for event in profile.events() if event.device_type.name == "CUDA"]
+    events = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    return [event for event in events if not event.is_user_annotation]  # spans, not kernels
 
 
 class _Clock:
@@ -215,7 +218,7 @@ class _Clock:
     def kernels_ms(self, call: Call) -> float:
         """While a kernel or a copy of the call ran; 0 without CUPTI, which comes with torch."""
         self._before(call, 1)
-        events = _on_gpu(call)
+        events = events_on_gpu(call)
         return busy_us((e.time_range.start, e.time_range.end) for e in events) / 1e3
 
     def _before(self, call: Call, passes: int) -> None:

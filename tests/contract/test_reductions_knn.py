@@ -2,8 +2,8 @@
 
 Seen red with: 3^D cells taken for enough, their borders a cell too far on either side or taken for
 the end of the points, ties to the largest index or left to the order of the cells, a row of cells
-forgotten, numbers of cells that run into the next line; a tree's nodes left out at the distance of
-the last neighbour, boxes of other nodes, heaps ordered by distance alone.
+forgotten, numbers of cells that run into the next line or out of the table; a tree's nodes left out
+at the distance of the last neighbour, boxes of other nodes, heaps ordered by distance alone.
 """
 
 import pytest
@@ -172,31 +172,43 @@ def test_infinite_points():
     assert_exact(x, y, 5)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels run here in the interpreter alone")
+@pytest.mark.parametrize("reach", [1, 2])
 @pytest.mark.parametrize("dim", [1, 2, 3])
-def test_kernel(dim):
+def test_runs_end_inside_of_the_border(dim, reach):
+    grid = knn._grid(draw(300, dim), 0.3)
+    corners = torch.stack([torch.zeros_like(grid.counts), grid.counts - 1])
+    middles = grid.key(corners[:, None] + knn._steps(dim, reach, corners.device))
+    assert middles.min() - 1 >= 0
+    assert middles.max() + 2 <= grid.numbers()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels run here in the interpreter alone")
+@pytest.mark.parametrize("reach", [1, 2])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_kernel(dim, reach):
     """Points that coincide and cells of all sizes, empty ones too, queries outside of them."""
     x, y = (draw(n, dim, seed=n) * 2 - 0.5 for n in (9, 300))
     y = (y**3 * 256).round() / 256
     grid = knn._first_grid(y, 4)
     assert knn._has_kernel(grid, x, y, 4)
     cells = grid.cells(x)
-    near, farthest = knn._by_kernel(grid, cells, x, y, 4)
-    expected, final = knn._look(grid, x, y, 4)
+    near, farthest = knn._by_kernel(grid, cells, knn._steps(dim, reach, x.device), x, y, 4)
+    expected, final = knn._look(grid, x, y, 4, reach)
     assert bool(final.any())
-    reach = knn._reach(grid, x, cells)
-    torch.testing.assert_close(farthest.double().sqrt() < reach, final & reach.isfinite())
+    border = knn._border(grid, x, cells, reach)
+    torch.testing.assert_close(farthest.double().sqrt() < border, final & border.isfinite())
     torch.testing.assert_close(near[final], expected[final], rtol=0, atol=0)
 
 
 def test_cost():
-    """Evenly spread points: most queries end where they begin."""
+    """Evenly spread points: most queries end where they begin, the others beside."""
     x, y = draw(2000, 3), draw(20_000, 3, seed=1)
     grid = knn._first_grid(y, 8)
-    starts, ends = knn._lists(grid, grid.cells(x))
-    _, final = knn._look(grid, x, y, 8)
-    assert float((ends - starts).sum(1).double().mean()) < 20 * 8
-    assert float(final.double().mean()) > 0.7
+    for reach, cost, share in ((1, 20, 0.7), (2, 100, 1.0)):
+        starts, ends = knn._lists(grid, grid.cells(x), knn._steps(3, reach, x.device))
+        _, final = knn._look(grid, x, y, 8, reach)
+        assert float((ends - starts).sum(1).double().mean()) < cost * 8
+        assert float(final.double().mean()) >= share
 
 
 ERRORS = {

@@ -1,8 +1,8 @@
 """Solvers, losses, neighbours and faults over the rows of all ranks, against one process.
 
 Seen red with: dot products of one rank, weights 1 / M of a rank's rows, the box of a rank's points,
-neighbours merged by block, errors of one rank raised there alone (a hang), a backward pass outside
-of `all_pairs` over this rank's rows alone.
+neighbours merged by block, points gathered in the order of the ring, errors of one rank raised
+there alone (a hang), a backward pass outside of `all_pairs` over this rank's rows alone.
 """
 
 import re
@@ -17,7 +17,7 @@ import torch
 from tests.distributed.test_pairs import COLUMNS, ROWS, data, kept, mask_of, own, part
 from tests.ranks import run
 from torchweft.distributed import all_pairs
-from torchweft.distributed.pairs import ring
+from torchweft.distributed.pairs import functions, ring
 from torchweft.errors import BackendError, DTypeError, IndexRangeError, ShapeError, WeftError
 from torchweft.reductions import (
     BlockSparsity,
@@ -179,6 +179,40 @@ def test_neighbours_generic_functions_numpy_and_shared_rows():
             rows = {"rows": ROWS, "columns": COLUMNS}.get(kind)
             mine = expected if rows is None else expected[part(rank, rows)]
             torch.testing.assert_close(found[rank][n], mine, msg=str(n))
+
+
+def clouds(size, times):
+    """x and y of the whole, on a lattice: many distances tie, and all are exact; and k."""
+    generator = torch.Generator().manual_seed(size)
+    for dim, dtype, k in (
+        (1, torch.float64, 5),
+        (2, torch.bfloat16, 3),
+        (2, torch.float32, 60),
+        (3, torch.float32, 10),
+        (3, torch.float64, 1),
+        (5, torch.float32, 4),
+    ):
+        x, y = (torch.randint(9, (times * n, dim), generator=generator) for n in counts(size))
+        yield x.to(dtype), y.to(dtype), k
+
+
+def near(rank, size, group, times, most):
+    """The nearest of each cloud, by points of up to `most` bytes gathered."""
+    i, j = (part(rank, [times * n for n in of]) for of in (ROWS, COLUMNS))
+    before, functions.GATHERED_BYTES = functions.GATHERED_BYTES, most
+    try:
+        with all_pairs(group):
+            return [nearest(x[i], y[j], k) for x, y, k in clouds(size, times)]
+    finally:
+        functions.GATHERED_BYTES = before
+
+
+@pytest.mark.parametrize("most", [0, functions.GATHERED_BYTES], ids=["ring", "gathered"])
+@pytest.mark.parametrize(("size", "times"), [(2, 1), (3, 50), (4, 200)])
+def test_neighbours_are_those_of_one_process(size, times, most):
+    found = run(near, size, times, most)
+    for n, (x, y, k) in enumerate(clouds(size, times)):
+        assert torch.cat([of[n] for of in found]).equal(nearest(x, y, k)), n
 
 
 def shared(y, p):

@@ -147,6 +147,18 @@ MUTANTS = [
         f"{PAIRS} or neighbours",
     ),
     Mutant(
+        "gathered points come in the order of the ring",
+        "every = exchange(y.repeat(size, 1), [len(y)] * size, counts, self.group)",
+        "every = torch.cat([t[0] for _, (t,) in ring.hops([y[None]], counts, self.group)])",
+        f"{ALL_PAIRS} -k 'one_process and gathered'",
+    ),
+    Mutant(
+        "neighbours of a block count from its first point",
+        "at = torch.where(index < 0, -1, index + sum(counts[:source]))",
+        "at = index",
+        f"{ALL_PAIRS} -k 'one_process and ring'",
+    ),
+    Mutant(
         "columns that were found are fetched without a gradient",
         "found = exchange(flat[rows], asked.receive, asked.send, self._group)",
         "found = exchange(flat[rows].detach(), asked.receive, asked.send, self._group)",

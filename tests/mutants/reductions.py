@@ -89,6 +89,12 @@ MUTANTS = [
         TIES,
     ),
     Mutant(
+        "cells two beside a query's are left out",
+        "2: (-1, 2)}",
+        "2: (-1,)}",
+        "tests/contract/test_reductions_knn.py -k uneven",
+    ),
+    Mutant(
         "boxes at the distance of the last neighbour are left out",
         "if behind <= best[0]:",
         "if behind < best[0]:",

@@ -29,6 +29,14 @@ from torchweft.reductions.engine.reduction import ReductionPlan
 __all__ = ["all_pairs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Search = Callable[[Tensor, Tensor, int], Tensor]
+
+GATHERED_BYTES = 2**30
+"""Points that `nearest` gathers on each rank: the ranks times those of the rank that has most.
+
+Each rank then looks in the cells of the whole cloud once, not in those of every rank in turn; the
+cells take some ten times as much memory.  More points travel round the ring.
+"""
 
 
 @contextmanager
@@ -63,6 +71,7 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
 
     Cost: M · N_all pairs on this rank for its M rows, memory for its rows and two blocks of
     columns, W − 1 messages of these for W ranks; gradients in columns send rows and cotangents.
+    `nearest` gathers the points of all ranks on each up to 1 GiB, and searches its M rows in them.
 
     Example:
         >>> import torch, torchweft
@@ -181,18 +190,26 @@ class Ranks(rows_of_one.Whole):
         first, second = halves if axis == 1 else halves[::-1]
         return [t for blocks in (*first, *second) for t in blocks]
 
-    def nearest(
-        self, search: Callable[[Tensor, Tensor, int], Tensor], x: Tensor, y: Tensor, k: int
-    ) -> Tensor:
-        """The nearest in each rank's block of points, merged."""
+    def nearest(self, search: Search, x: Tensor, y: Tensor, k: int) -> Tensor:
+        """Among gathered points of all ranks, or block by block, see GATHERED_BYTES."""
         facts = {"dimensions": x.shape[1], "dtype": x.dtype, "device": x.device.type, "k": k}
         self.agree("nearest in all_pairs", lambda: facts)
         counts = [count for (count,) in numbers_of_ranks([len(y)], self.group)]
+        size = len(counts)
+        with rows_of_one.using(rows_of_one.Whole()):
+            if size * max(counts) * x.shape[1] * x.element_size() > GATHERED_BYTES:
+                return self._nearest_by_block(search, x, y, k, counts)
+            every = exchange(y.repeat(size, 1), [len(y)] * size, counts, self.group)
+            return search(x, every, k)
+
+    def _nearest_by_block(
+        self, search: Search, x: Tensor, y: Tensor, k: int, counts: list[int]
+    ) -> Tensor:
+        """The nearest in each rank's block of points, merged."""
         best = ring.Candidates((1, len(x), 1), k, x)
         for source, (block,) in ring.hops([y[None]], counts, self.group):
             if len(x) and counts[source]:
-                with rows_of_one.using(rows_of_one.Whole()):
-                    index = search(x, block[0], k)
+                index = search(x, block[0], k)
                 near = block[0][index.clamp(min=0)]
                 square = x.new_zeros(index.shape)
                 for of_x, of_y in zip(x.unbind(1), near.unbind(2), strict=True):

@@ -3,8 +3,8 @@
 On a CPU with numba a k-d tree takes the place of cells, see `tree`.
 
 A query looks at the 3^D cells around its own.  What lies elsewhere is farther than the border of
-these, so neighbours nearer than it are final; queries that have too few look again, at cells twice
-as wide.
+these, so neighbours nearer than it are final; queries that have too few look again, two cells far,
+then two of cells twice as wide.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ MOST_CELLS = 2**20  # of an axis: three axes and their borders fit 63 bits
 PAIRS_PER_CHUNK = 2**22  # pairs of a query and a candidate that are looked at together
 CELLS_PER_POINT = 16  # cells for each point up to which a table of all of them is made
 POINTS_PER_LOOK = 32  # points that a program looks at together
+RUNS = {1: (0,), 2: (-1, 2)}  # by reach: middles of three cells along the last axis that cover it
+BORDER = 2, 3  # empty cells before and after those of an axis, where such runs end
 
 
 @together
@@ -108,26 +110,29 @@ class _Grid(NamedTuple):
 
     def numbers(self) -> int:
         """How many cells there are, with the border."""
-        return math.prod(count + 2 for count in self.counts.tolist())
+        return math.prod(count + sum(BORDER) for count in self.counts.tolist())
 
     def key(self, cells: Tensor) -> Tensor:
-        """Numbers of cells, from one before the first to one after the last of each axis."""
+        """Numbers of cells, those of the border too."""
         number = torch.zeros_like(cells[..., 0])
         for cell, count in zip(cells.unbind(-1), self.counts.unbind(0), strict=True):
-            number = number * (count + 2) + cell + 1
+            number = number * (count + sum(BORDER)) + cell + BORDER[0]
         return number
 
 
 def _among_cells(x: Tensor, y: Tensor, k: int) -> Tensor:
     found = torch.full((len(x), k), -1, dtype=torch.int64, device=x.device)
-    grid = _first_grid(y, k)
+    grid, reach = _first_grid(y, k), 1
     left = torch.arange(len(x), device=x.device)
-    while len(left):
-        near, final = _look(grid, x.index_select(0, left), y, k)
+    while True:
+        near, final = _look(grid, x.index_select(0, left), y, k, reach)
         found[left[final]] = near[final]
         left = left[~final]
-        grid = _grid(y, 2 * grid.size)
-    return found
+        if not len(left):
+            return found
+        if reach == 2:
+            grid = _grid(y, 2 * grid.size)
+        reach = 2
 
 
 def _first_grid(y: Tensor, k: int) -> _Grid:
@@ -153,14 +158,14 @@ def _grid(y: Tensor, size: float) -> _Grid:
     return grid._replace(keys=keys, order=order)
 
 
-def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(M, k) nearest in the cells around each query, and whether nothing elsewhere is nearer."""
-    cells = grid.cells(x)
-    reach = _reach(grid, x, cells)
+def _look(grid: _Grid, x: Tensor, y: Tensor, k: int, reach: int) -> tuple[Tensor, Tensor]:
+    """(M, k) nearest in the cells `reach` around each, and whether nothing elsewhere is nearer."""
+    cells, steps = grid.cells(x), _steps(x.shape[1], reach, x.device)
+    border = _border(grid, x, cells, reach)
     if x.is_cuda and _has_kernel(grid, x, y, k):
-        near, farthest = _by_kernel(grid, cells, x, y, k)
-        return near, (farthest.double().sqrt() < reach) | reach.isinf()
-    starts, ends = _lists(grid, cells)
+        near, farthest = _by_kernel(grid, cells, steps, x, y, k)
+        return near, (farthest.double().sqrt() < border) | border.isinf()
+    starts, ends = _lists(grid, cells, steps)
     totals = (ends - starts).sum(1)
     order = totals.argsort(descending=True, stable=True)  # alike lengths together
     lengths = totals[order].tolist()
@@ -173,9 +178,9 @@ def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
         candidates = _candidates(starts[rows], ends[rows], width)
         points = torch.where(candidates < 0, -1, grid.order[candidates.clamp(min=0)])
         near[rows], farthest = _smallest(x[rows], y, points, k)
-        final[rows] = farthest.double().sqrt() < reach[rows]
+        final[rows] = farthest.double().sqrt() < border[rows]
         first += len(rows)
-    return near, final | reach.isinf()
+    return near, final | border.isinf()
 
 
 def _has_kernel(grid: _Grid, x: Tensor, y: Tensor, k: int) -> bool:
@@ -184,13 +189,14 @@ def _has_kernel(grid: _Grid, x: Tensor, y: Tensor, k: int) -> bool:
     return plain and few and torch.version.hip is None
 
 
-def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _by_kernel(
+    grid: _Grid, cells: Tensor, steps: Tensor, x: Tensor, y: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
     """The nearest of each query and the last one's squared distance, one program a query."""
     dim = x.shape[1]
     starts = torch.searchsorted(grid.keys, torch.arange(grid.numbers() + 1, device=y.device))
     keys, rows = grid.key(cells).sort()  # neighbours read the same points
-    middle = torch.zeros(1, dim, dtype=torch.int64, device=y.device)
-    runs = grid.key(middle + _steps(dim, y.device)) - grid.key(middle)
+    runs = grid.key(steps) - grid.key(torch.zeros_like(steps))
     near = torch.empty(len(x), k, dtype=torch.int64, device=y.device)
     farthest = x.new_empty(len(x))
     tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, starts, keys, runs]
@@ -204,27 +210,26 @@ def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tupl
     return near[back], farthest[back]
 
 
-def _steps(dim: int, device: torch.device) -> Tensor:
-    """(3^(D−1), D) from a cell to the middle one of each three along the last axis."""
-    steps = torch.tensor(list(itertools.product((-1, 0, 1), repeat=dim - 1)), device=device)
-    return torch.nn.functional.pad(steps.view(3 ** (dim - 1), dim - 1), (0, 1)).long()
+def _steps(dim: int, reach: int, device: torch.device) -> Tensor:
+    """(runs, D) from a cell to the middle one of each three along the last axis."""
+    aside = [range(-reach, reach + 1)] * (dim - 1)
+    return torch.tensor(list(itertools.product(*aside, RUNS[reach])), device=device)
 
 
-def _lists(grid: _Grid, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, 3^(D−1)) starts and ends among the sorted points: cells along the last axis touch."""
-    dim = cells.shape[1]
-    rows = cells.unsqueeze(1) + _steps(dim, cells.device)
-    along = torch.zeros(dim, dtype=torch.int64, device=cells.device)
+def _lists(grid: _Grid, cells: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, runs) starts and ends among the sorted points: cells along the last axis touch."""
+    rows = cells.unsqueeze(1) + steps
+    along = torch.zeros_like(steps[0])
     along[-1] = 1
     starts = torch.searchsorted(grid.keys, grid.key(rows - along))
     return starts, torch.searchsorted(grid.keys, grid.key(rows + along), right=True)
 
 
-def _reach(grid: _Grid, x: Tensor, cells: Tensor) -> Tensor:
-    """(M,) how far a point must be that is not in the 3^D cells; +∞ where all points are."""
+def _border(grid: _Grid, x: Tensor, cells: Tensor, reach: int) -> Tensor:
+    """(M,) how far a point must be that is not in the cells around; +∞ where all points are."""
     place = (x.double() - grid.low) / grid.size  # in cells
-    below = torch.where(cells > 1, place - (cells - 1), torch.inf)
-    above = torch.where(cells < grid.counts - 2, cells + 2 - place, torch.inf)
+    below = torch.where(cells > reach, place - (cells - reach), torch.inf)
+    above = torch.where(cells < grid.counts - reach - 1, cells + reach + 1 - place, torch.inf)
     # rounding may have put a point of the border on its other side
     return torch.minimum(below, above).amin(1) * grid.size * (1 - 1e-5)
 
