@@ -14,6 +14,7 @@ RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
+SORTING = "tests/contract/test_o3_sorting.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
@@ -361,6 +362,41 @@ MUTANTS = [
         'if rest[0] == "shifted" and needed[1]:',
         'if rest[0] == "shifted" and False:',
         f"{EDGES} -k values",
+    ),
+    Mutant(
+        "rows begin behind their own entries",
+        "lower += (row < m).to(tl.int32)",
+        "lower += (row <= m).to(tl.int32)",
+        f"{SORTING} -k one_list",
+        kernels=True,
+    ),
+    Mutant(
+        "entries of one step are stored over those before",
+        "            begin += found\n",
+        "            begin += 0 * found\n",
+        f"{SORTING} -k one_list",
+        kernels=True,
+    ),
+    Mutant(
+        "a kernel takes a mixture of elements for its largest",
+        "largest == tl.sum(tl.abs(x), 1)",
+        "largest == largest",
+        f"{SORTING} -k columns",
+        kernels=True,
+    ),
+    Mutant(
+        "a table of a run is not sorted anew where it has changed",
+        "        full_key = (key, *((id(t), version(t)) for t in tensors))",
+        "        full_key = (key, *((id(t), 0) for t in tensors))",
+        f"{SORTING} -k changes_in_place",
+        kernels=True,
+    ),
+    Mutant(
+        "each layer of a run gathers its sources",
+        'now.value((src, order), "in order", gathered)',
+        "gathered()",
+        f"{SORTING} -k share_sources",
+        kernels=True,
     ),
     Mutant(
         "a record takes a mixture of elements for its largest",
