@@ -44,6 +44,7 @@ LISTS = {
     "long": (drawn(LONG, 7), 7),
     "sorted": (drawn(LONG, 9).sort().values, 9),
     "one row of many": (torch.full((LONG,), 4), 6),
+    "more than half of 2^16": (torch.full((40_000,), 3), 4),
     "int32": (drawn(40, 5).int(), 5),
     "columns of a table": (drawn(80, 8).view(40, 2)[:, 1], 8),
     "numbers without a row": (drawn(40, 11), 6),

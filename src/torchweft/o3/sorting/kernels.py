@@ -8,60 +8,71 @@ __all__ = ["columns_of_rows", "sort_rows"]
 
 
 @triton.jit
+def _entries(rows_ptr, start, entries, first, size, BLOCK_E: tl.constexpr, FIELDS: tl.constexpr):
+    """Numbers and rows of BLOCK_E entries, where their field begins, and 1 in it if they have one.
+
+    Row first + r has the field r of 16 bits: one sum counts the entries of FIELDS rows.
+    """
+    e = start + tl.arange(0, BLOCK_E)
+    row = tl.load(rows_ptr + e, mask=e < entries, other=2147483647).to(tl.int32)
+    own = (row >= first) & (row < first + FIELDS) & (row < size)
+    shift = 16 * tl.where(own, row - first, 0).to(tl.int64)
+    return e, row, shift, tl.where(own, 1 << shift, 0)
+
+
+@triton.jit
 def _sort(
     rows_ptr, copy_ptr, indptr_ptr, order_ptr, entries, size, block,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_E: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """The entries of BLOCK_M rows: count those of rows below, then store each at its place."""
-    m = block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
-    lower = tl.zeros((BLOCK_M, BLOCK_E), tl.int32)
+    """The entries of FIELDS rows: count these and those of rows below, then store each in place."""
+    first, blocks = block * FIELDS, tl.cdiv(size + 1, FIELDS)
+    below, counts = tl.zeros((BLOCK_E,), tl.int32), tl.zeros((BLOCK_E,), tl.int64)
     for start in range(0, entries, BLOCK_E):
-        e = start + tl.arange(0, BLOCK_E)[None, :]  # [1, BLOCK_E]
-        row = tl.load(rows_ptr + e, mask=e < entries, other=2147483647).to(tl.int32)
-        lower += (row < m).to(tl.int32)
-        if start // BLOCK_E % tl.cdiv(size + 1, BLOCK_M) == block:
+        e, row, _, one = _entries(rows_ptr, start, entries, first, size, BLOCK_E, FIELDS)
+        below += (row < first).to(tl.int32)
+        counts += one
+        if start // BLOCK_E % blocks == block:
             tl.store(copy_ptr + e, row, mask=e < entries)
-    begin = tl.sum(lower, 1)[:, None]  # [BLOCK_M, 1]
-    tl.store(indptr_ptr + m, begin, mask=m <= size)
+    begin, total = tl.sum(below, 0), tl.sum(counts, 0)
+    before = (total << 16) + (total << 32) + (total << 48)  # each field: of those before it
+    r = tl.arange(0, FIELDS)
+    starts = begin + (before >> (16 * r).to(tl.int64) & 65535).to(tl.int32)
+    tl.store(indptr_ptr + first + r, starts, mask=first + r <= size)
     for start in range(0, entries, BLOCK_E):
-        e = start + tl.arange(0, BLOCK_E)[None, :]
-        row = tl.load(rows_ptr + e, mask=e < entries, other=2147483647).to(tl.int32)
-        own = ((row == m) & (m < size)).to(tl.int32)  # [BLOCK_M, BLOCK_E]
-        found = tl.sum(own, 1)[:, None]
-        if tl.max(found) > 0:
-            place = begin + tl.cumsum(own, 1) - 1
-            tl.store(order_ptr + place, e + tl.zeros_like(own), mask=own > 0)
-            begin += found
+        e, row, shift, one = _entries(rows_ptr, start, entries, first, size, BLOCK_E, FIELDS)
+        upto = before + tl.cumsum(one, 0)
+        tl.store(order_ptr + begin + (upto >> shift & 65535).to(tl.int32) - 1, e, mask=one != 0)
+        before += tl.sum(one, 0)
 
 
 @triton.jit(do_not_specialize=["entries", "size1", "size2"])
 def sort_rows(
     rows1_ptr, copy1_ptr, indptr1_ptr, order1_ptr, rows2_ptr, copy2_ptr, indptr2_ptr, order2_ptr,
-    entries, size1, size2,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    entries, size1, size2, BLOCK_E: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """order: the entries by their row, each row's in ascending order; indptr: where rows begin.
 
     Of one list of rows, or of two in one launch; copies of the lists are in int32.  A program owns
-    BLOCK_M rows and reads all entries twice, BLOCK_E at a time.
-    Bound: arithmetic, 2 · entries · size comparisons.
+    FIELDS rows, 4, and reads all entries, fewer than 2^16, twice, BLOCK_E at a time.
+    Bound: arithmetic, entries · size / 2 steps.
     """
     block = tl.program_id(0)
     if rows2_ptr is None:
         _sort(
-            rows1_ptr, copy1_ptr, indptr1_ptr, order1_ptr, entries, size1, block, BLOCK_M, BLOCK_E
+            rows1_ptr, copy1_ptr, indptr1_ptr, order1_ptr, entries, size1, block, BLOCK_E, FIELDS
         )  # fmt: skip
     else:
-        first = tl.cdiv(size1 + 1, BLOCK_M)
+        first = tl.cdiv(size1 + 1, FIELDS)
         if block < first:
             _sort(
                 rows1_ptr, copy1_ptr, indptr1_ptr, order1_ptr, entries, size1, block,
-                BLOCK_M, BLOCK_E,
+                BLOCK_E, FIELDS,
             )  # fmt: skip
         else:
             _sort(
                 rows2_ptr, copy2_ptr, indptr2_ptr, order2_ptr, entries, size2, block - first,
-                BLOCK_M, BLOCK_E,
+                BLOCK_E, FIELDS,
             )  # fmt: skip
 
 
