@@ -15,6 +15,7 @@ NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
 SORTING = "tests/contract/test_o3_sorting.py"
+ENERGIES = "tests/contract/test_o3_energies.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
@@ -362,6 +363,27 @@ MUTANTS = [
         'if rest[0] == "shifted" and needed[1]:',
         'if rest[0] == "shifted" and False:',
         f"{EDGES} -k values",
+    ),
+    Mutant(
+        "energies of graphs take nodes in the order of rows",
+        "n = p if order_ptr is None else tl.load(order_ptr + p, mask=live, other=0)",
+        "n = p",
+        f"{ENERGIES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "nodes behind the last have a shift",
+        "total += tl.where(live, x, 0.0)",
+        "total += x",
+        f"{ENERGIES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the total energy has no gradient",
+        "of_graphs = [g for g in (interaction, energy) if g is not None]",
+        "of_graphs = [g for g in (interaction,) if g is not None]",
+        f"{ENERGIES} -k gradients",
+        kernels=True,
     ),
     Mutant(
         "rows begin behind their own entries",
