@@ -386,6 +386,13 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "a graph keeps tables of a call without launches",
+        "    if noting() is not None:\n        return [sorted_by_torch",
+        "    if False:\n        return [sorted_by_torch",
+        f"{SORTING} -k left_out",
+        kernels=True,
+    ),
+    Mutant(
         "rows begin behind their own entries",
         "below += (row < first).to(tl.int32)",
         "below += (row <= first).to(tl.int32)",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.gpu.ahead import noting
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
 from torchweft.core.printing.modules import written
 from torchweft.core.tables import indptr_of, narrow, sort_rows
@@ -56,7 +57,10 @@ def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
 
 
 def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
-    """Of one list of rows or two, (E,) each, in int32 and in one launch."""
+    """Of one list of rows or two, (E,) each, in int32 and in one launch.
+
+    Where launches are left out (`compile_ahead`), torch sorts: tables are cached.
+    """
     given = [rows.contiguous() for rows in tables]
     entries, like = given[0].shape[0], given[0]
     made = [
@@ -69,6 +73,8 @@ def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sor
     kernel = _kernel(like.device, *(rows.dtype for rows in given))
     with current_device(like):
         kernel(programs, (*lists, *absent), (entries, sizes[0], sizes[-1]))
+    if noting() is not None:
+        return [sorted_by_torch(*each, limit=0) for each in zip(given, sizes, strict=True)]
     return made
 
 
