@@ -20,7 +20,7 @@ from torchweft.o3.radial_linear import launch
 from torchweft.o3.sorting import rows as sorting
 from torchweft.o3.sorting.rows import (
     ENTRIES_PER_STEP,
-    columns_of_rows,
+    columns_by_kernel,
     sorted_by_kernel,
     sorted_by_torch,
 )
@@ -89,13 +89,13 @@ def test_tables_are_right_where_launches_are_left_out(monkeypatch):
 @pytest.mark.parametrize("width", [1, 3, 8])
 def test_columns(width, dtype):
     x = torch.eye(width, dtype=dtype).repeat(18, 1)[:18]
-    column, number = columns_of_rows(x)
+    column, number = columns_by_kernel(x)
     assert (column == x.argmax(1)).all()
     assert (number == 1).all()
     x[0], x[1], x[2] = 0, 3 * x[1], -x[2]
     x[3] = float("nan")
     x[4, 0] += 0.5
-    column, number = columns_of_rows(x)
+    column, number = columns_by_kernel(x)
     assert number.dtype == dtype
     assert (number[:2, 0] == torch.tensor([0, 3], dtype=dtype)).all()
     mixed = [2, 3, 4] if width > 1 else [2, 3]
@@ -106,8 +106,9 @@ def test_columns(width, dtype):
 @pytest.fixture
 def served(monkeypatch):
     """Tensors on the CPU are sorted as those on a GPU."""
-    for user in (graphs, mixing, model_call):
+    for user in (graphs, mixing):
         monkeypatch.setattr(user, "serves", lambda rows, size: True)
+    monkeypatch.setattr(model_call, "columns_of_rows", columns_by_kernel)
 
 
 def names(function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,14 @@ from torchweft.core.printing.modules import written
 from torchweft.core.tables import indptr_of, narrow, sort_rows
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["Sorted", "columns_of_rows", "serves", "sorted_by_kernel", "sorted_by_torch"]
+__all__ = [
+    "Sorted",
+    "columns_by_kernel",
+    "columns_of_rows",
+    "serves",
+    "sorted_by_kernel",
+    "sorted_by_torch",
+]
 
 KERNELS = "torchweft.o3.sorting.kernels"
 
@@ -81,8 +89,19 @@ def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sor
 def columns_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """The column (N,) and the number (N, 1) of each row of x (N, K) that has one number above 0.
 
-    The number is NaN where a row has others but 0.  In one launch.
+    The number is NaN where a row has others but 0.  In one launch on a GPU.
     """
+    return columns_by_kernel(x) if x.is_cuda else _columns_by_torch(x)
+
+
+def _columns_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    largest, column = x.max(1, keepdim=True)
+    total = x.abs().sum(1, keepdim=True)
+    return column[:, 0], torch.where(largest == total, largest, math.nan)
+
+
+def columns_by_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by one launch."""
     rows, width = x.shape
     column, number = x.new_empty(rows, dtype=torch.int64), x.new_empty(rows, 1)
     with current_device(x):
