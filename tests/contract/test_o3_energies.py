@@ -6,6 +6,7 @@ behind the first step left out, the gradient of the total energy left out.
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.conftest import INTERPRETED
 from torchweft import explain
@@ -91,6 +92,30 @@ def test_one_launch_and_one_product_back():
     assert [made.kernel for made in explain(launched).launches] == ["node_energies"]
     interaction = launched().interaction
     assert not explain(lambda: torch.autograd.grad(interaction, first)).launches
+
+
+def test_forward_derivatives_and_gradients_of_many_cotangents():
+    """Seen red with: the kernel's function, which has no tangents."""
+    (part,), alone, scale, shift = given(6, 1, torch.float64)
+
+    def energy(part):
+        return graph_energies([part], alone, scale, shift, None).energy
+
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(energy(forward_ad.make_dual(part, part))).tangent
+    assert_within_bound(tangent, scale * part.sum(), (scale * part).abs().sum()[None], 8)
+
+    def curved(part):
+        return energy(part.sin()).sum()
+
+    right = torch.diag(-scale * part.sin())
+    for found in (
+        torch.autograd.functional.hessian(curved, part),
+        torch.func.hessian(curved)(part),
+    ):
+        assert_within_bound(found, right, right.abs(), 8)
+    found = torch.autograd.functional.jacobian(energy, part, vectorize=True)
+    assert (found == scale).all()
 
 
 def test_what_varies_beside_the_parts_is_composed():
