@@ -78,7 +78,7 @@ def operations(function):
 
 
 def begun(function):
-    """The number of torch's operations that a call begins, but views and new memory.
+    """How often a call begins each of torch's operations but views and new memory.
 
     By the profiler: nobody watches, so that kernels and loops serve as they do for users.
     """
@@ -88,8 +88,10 @@ def begun(function):
         activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
     ) as profile:
         function()
-    return sum(
-        _computes(event) and not any(map(_computes, _around(event))) for event in profile.events()
+    return collections.Counter(
+        event.name.removeprefix("aten::")
+        for event in profile.events()
+        if _computes(event) and not any(map(_computes, _around(event)))
     )
 
 

@@ -17,8 +17,13 @@ from e3nn import o3 as e3
 from mace import data, modules, tools
 from mace.tools import torch_geometric
 
+from tests.clients.agreement import begun
 from tests.recorders import captured
 from torchweft import o3
+from torchweft.o3 import graph as graphs
+from torchweft.o3.adapters import model_call
+from torchweft.o3.mixing import operator as mixing
+from torchweft.o3.sorting.rows import sorted_by_torch
 
 ELEMENTS = tools.AtomicNumberTable([8, 14])
 NAMES = ("positions", "node_attrs", "edge_index", "shifts", "unit_shifts", "cell", "batch")
@@ -126,3 +131,56 @@ def test_training_on_forces():
     assert recorder.records == 1
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         agree(a.detach(), b.detach())
+
+
+CHECKS = {"equal", "aminmax", "item", "lt", "ge", "__or__", "nonzero"}
+"""Operations that look at values on a CPU alone."""
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Tables are sorted as on a GPU; each launch counts as one operation, named in capitals."""
+
+    def launch(name, run):
+        def launched(*given):
+            with torch.profiler.record_function(f"aten::{name}"):
+                return run(*given)
+
+        return launched
+
+    def sort(tables, sizes):
+        return [sorted_by_torch(t, n, 2**31 - 1) for t, n in zip(tables, sizes, strict=True)]
+
+    def columns(x):
+        return x.argmax(1), x.amax(1, keepdim=True)
+
+    for user in (graphs, mixing):
+        monkeypatch.setattr(user, "serves", lambda rows, size: True)
+    for user in (graphs, mixing):
+        monkeypatch.setattr(user, "sorted_by_kernel", launch("SORT", sort))
+    monkeypatch.setattr(model_call, "columns_of_rows", launch("COLUMNS", columns))
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_record_begins_beside_its_function():
+    """Seen red with: a private copy of each end of the edges, tables sorted by torch."""
+    model, given = o3.from_mace(mace().float()), structure(8, 0)
+    given = {k: t.float() if t.is_floating_point() else t for k, t in given.items()}
+
+    def forces(positions):
+        found = results(model, given | {"positions": positions}, training=False)
+        return found["energy"], found["forces"]
+
+    positions = given["positions"].clone()
+    plain = begun(lambda: forces(positions.detach().requires_grad_()))
+    run, _ = captured(forces, positions)
+    for _ in range(3):
+        run(positions)
+    recorded = begun(lambda: run(positions))
+    more = {name: n for name, n in (recorded - plain).items() if name not in CHECKS}
+    assert (more.pop("SORT"), more.pop("COLUMNS")) == (1, 1)
+    assert more.pop("mul") <= 7  # by numbers of elements: four results, three gradients
+    assert more.pop("_foreach_copy_") == 1  # the argument
+    assert more.pop("clone") <= 4  # the results, and two more on a CPU
+    assert more.keys() <= {"mT", "bmm", "cat", "zeros", "arange"}  # maps by element on a CPU

@@ -20,6 +20,7 @@ from torchweft.capturing import functions, graphs
 from torchweft.capturing.comparison import Written
 from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.layout import SPARE, Layout
+from torchweft.core import private
 from torchweft.testing import assert_as_accurate
 
 SIZES = {"positions": 1.1, "shift": (1.1, {"src": "positions", "dst": "positions"})}
@@ -154,6 +155,19 @@ def test_records_are_kept_for_the_last_kinds(monkeypatch):
         for _ in range(3):
             same(run(torch.ones(3), 2), torch.full((3,), 2.0))
     assert recorder.records == 1
+
+
+def test_arguments_are_copied_once_for_each_dtype(monkeypatch):
+    """Seen red with: one copy for each argument."""
+    copies, copy = [], private.foreach_copy
+    monkeypatch.setattr(
+        private, "foreach_copy", lambda to, of: copies.append(len(of)) or copy(to, of)
+    )
+    run, _ = captured(lambda *given: [2 * t for t in given], *(X, E, X[0], 3 * X))
+    for seed in range(4):
+        given = [torch.full_like(t, seed) for t in (X, E, X[0], 3 * X)]
+        assert all((a == 2 * b).all() for a, b in zip(run(*given), given, strict=True))
+    assert sorted(copies) == [1] * 3 + [3] * 3  # the first call has no buffers
 
 
 def test_a_function_with_a_record_in_another_record():

@@ -57,6 +57,12 @@ def test_trees():
     assert keys == [[0, "a"], [1, 0], [1, 1]], f"tree_flatten_with_path {ADVICE}"
 
 
+def test_foreach_copy():
+    targets, sources = [torch.zeros(2), torch.zeros(3, 1)], [torch.ones(2), torch.ones(3, 1)]
+    private.foreach_copy(targets, sources)
+    assert all((t == 1).all() for t in targets), f"_foreach_copy_ {ADVICE}"
+
+
 def test_dispatch_mode():
     """It sees operations that write, with the schema that says so."""
     seen = []

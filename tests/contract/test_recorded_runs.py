@@ -99,8 +99,8 @@ def test_segments_that_leave_terms_out(host_reads):
 def test_layers_of_a_run_share_a_graph(monkeypatch):
     """Seen red with: edges sorted by each layer, as inside torch.compile."""
     sorts = []
-    sort = o3.graph.sort_rows
-    monkeypatch.setattr(o3.graph, "sort_rows", lambda rows: sorts.append(rows) or sort(rows))
+    sort = o3.graph.sorted_by_torch
+    monkeypatch.setattr(o3.graph, "sorted_by_torch", lambda *g: sorts.append(g) or sort(*g))
     with recorded.Run():
         for _ in range(3):
             changed._values(changed._convolved, changed.NEW)

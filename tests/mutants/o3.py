@@ -14,6 +14,8 @@ RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
+SORTING = "tests/contract/test_o3_sorting.py"
+ENERGIES = "tests/contract/test_o3_energies.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
@@ -361,6 +363,69 @@ MUTANTS = [
         'if rest[0] == "shifted" and needed[1]:',
         'if rest[0] == "shifted" and False:',
         f"{EDGES} -k values",
+    ),
+    Mutant(
+        "energies of graphs take nodes in the order of rows",
+        "n = p if order_ptr is None else tl.load(order_ptr + p, mask=live, other=0)",
+        "n = p",
+        f"{ENERGIES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "nodes behind the last have a shift",
+        "total += tl.where(live, x, 0.0)",
+        "total += x",
+        f"{ENERGIES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the total energy has no gradient",
+        "of_graphs = [g for g in (interaction, energy) if g is not None]",
+        "of_graphs = [g for g in (interaction,) if g is not None]",
+        f"{ENERGIES} -k gradients",
+        kernels=True,
+    ),
+    Mutant(
+        "a graph keeps tables of a call without launches",
+        "    if noting() is not None:\n        return [sorted_by_torch",
+        "    if False:\n        return [sorted_by_torch",
+        f"{SORTING} -k left_out",
+        kernels=True,
+    ),
+    Mutant(
+        "rows begin behind their own entries",
+        "below += (row < first).to(tl.int32)",
+        "below += (row <= first).to(tl.int32)",
+        f"{SORTING} -k one_list",
+        kernels=True,
+    ),
+    Mutant(
+        "entries of one step are stored over those before",
+        "        before += tl.sum(one, 0)\n",
+        "        before += 0 * tl.sum(one, 0)\n",
+        f"{SORTING} -k one_list",
+        kernels=True,
+    ),
+    Mutant(
+        "a kernel takes a mixture of elements for its largest",
+        "largest == tl.sum(tl.abs(x), 1)",
+        "largest == largest",
+        f"{SORTING} -k columns",
+        kernels=True,
+    ),
+    Mutant(
+        "a table of a run is not sorted anew where it has changed",
+        "        full_key = (key, *((id(t), version(t)) for t in tensors))",
+        "        full_key = (key, *((id(t), 0) for t in tensors))",
+        f"{SORTING} -k changes_in_place",
+        kernels=True,
+    ),
+    Mutant(
+        "each layer of a run gathers its sources",
+        'now.value((src, order), "in order", gathered)',
+        "gathered()",
+        f"{SORTING} -k share_sources",
+        kernels=True,
     ),
     Mutant(
         "a record takes a mixture of elements for its largest",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchweft.capturing.layout import Layout
+from torchweft.core import private
 
 __all__ = ["Buffers"]
 
@@ -38,14 +39,20 @@ class Buffers:
 
     def write(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> None:
         """Copy the arguments of a call; where sizes have changed, fill the padding anew."""
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         with torch.no_grad():
-            for i, leaf in enumerate(leaves):
-                if not isinstance(leaf, Tensor):
-                    continue
-                part = buffer = self.leaves[i].detach()
-                for dim, n in enumerate(leaf.shape):
-                    part = part.narrow(dim, 0, n)
-                part.copy_(leaf)
-                if self.rooms and lengths != self._filled:
-                    self._layout.fill(i, buffer, lengths, self.rooms)
+            for dtype in {leaf.dtype for leaf in tensors.values()}:
+                some = {i: leaf for i, leaf in tensors.items() if leaf.dtype == dtype}
+                parts = [self._part(i, leaf.shape) for i, leaf in some.items()]
+                private.foreach_copy(parts, list(some.values()))
+            if self.rooms and lengths != self._filled:
+                for i in tensors:
+                    self._layout.fill(i, self.leaves[i].detach(), lengths, self.rooms)
         self._filled = lengths
+
+    def _part(self, i: int, shape: torch.Size) -> Tensor:
+        """The part of a buffer that has an argument's shape."""
+        part: Tensor = self.leaves[i].detach()
+        for dim, n in enumerate(shape):
+            part = part if part.shape[dim] == n else part.narrow(dim, 0, n)
+        return part

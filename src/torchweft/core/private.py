@@ -28,6 +28,7 @@ __all__ = [
     "eval_frame",
     "flatten",
     "flatten_with_path",
+    "foreach_copy",
     "forward_level",
     "functorch",
     "get_device",
@@ -64,6 +65,8 @@ raw_stream: Callable[[int], Any] = getattr(
 """The handle of the current stream of a GPU."""
 parse_to = torch._C._nn._parse_to
 """Arguments of `Tensor.to` -> (device, dtype, …)."""
+foreach_copy = torch._foreach_copy_
+"""Copies of tensors into others; on a GPU one kernel where all are of one dtype and dense."""
 transforms_active = torch._C._are_functorch_transforms_active
 will_execute = torch._C._will_engine_execute_node
 

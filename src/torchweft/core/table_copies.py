@@ -34,7 +34,15 @@ from torchweft.core.operators.operator import (
 from torchweft.core.tables import MOST_VALUES
 from torchweft.errors import DTypeError
 
-__all__ = ["constant", "copies_of", "forget", "is_constant", "mark_constant", "unreadable"]
+__all__ = [
+    "constant",
+    "copies_of",
+    "forget",
+    "is_constant",
+    "mark_constant",
+    "place_of",
+    "unreadable",
+]
 
 _MARK = "_torchweft_constant"
 
@@ -172,11 +180,17 @@ def _of_run(run: recorded.Run, table: Tensor, place: Hashable) -> Tensor:
     return copy
 
 
-def _place(table: Tensor) -> Hashable:
-    """The key of a table: equal views of one tensor have the same key."""
+def place_of(table: Tensor) -> tuple[Tensor, Hashable]:
+    """The tensor whose memory a table views, and where; equal views have one place."""
     base = table._base
     owner = table if base is None else base
-    return id(owner), table.storage_offset(), table.shape, table.stride(), table.dtype
+    return owner, (table.storage_offset(), table.shape, table.stride(), table.dtype)
+
+
+def _place(table: Tensor) -> Hashable:
+    """The key of a table."""
+    owner, place = place_of(table)
+    return id(owner), place
 
 
 def _are_equal(pairs: list[Any]) -> bool:

@@ -30,9 +30,10 @@ from torch import Tensor
 from torchweft.core import recorded
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
-from torchweft.core.table_copies import copies_of, mark_constant, unreadable
-from torchweft.core.tables import SLICE, Slices, TensorCache, cut, indptr_of, narrow, sort_rows
+from torchweft.core.table_copies import copies_of, mark_constant, place_of, unreadable
+from torchweft.core.tables import SLICE, Slices, TensorCache, cut, narrow
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.o3.sorting.rows import serves, sorted_by_kernel, sorted_by_torch
 
 __all__ = [
     "FLAT",
@@ -231,10 +232,11 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
         return Graph(src, dst, num_nodes, num_sources)
     _check_edges(src, dst)
     _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
-    src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     sizes = (num_nodes, num_sources)
     if (run := recorded.Current.run) is not None and unreadable(src, dst):
-        return run.value((src, dst), sizes, lambda: Graph(src, dst, *sizes))
+        owners, places = zip(*(place_of(table) for table in (src, dst)), strict=True)
+        return run.value(owners, (places, sizes), lambda: Graph(src, dst, *sizes))
+    src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
 
 
@@ -369,18 +371,11 @@ def _traced(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
 
 
 def _sorted_both(src: Tensor, dst: Tensor, num_x: int, num_z: int, limit: int) -> Tables:
-    src, dst = (narrow(index, limit).clone() for index in (src, dst))
-    (z_indptr, z_edges), (x_indptr, x_edges) = (
-        _sorted(index, rows, limit) for index, rows in ((dst, num_z), (src, num_x))
-    )
-    edges = src.shape[0]
-    return Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
-
-
-def _sorted(rows: Tensor, size: int, limit: int) -> tuple[Tensor, Tensor]:
-    order = sort_rows(rows)
-    indptr = indptr_of(rows.index_select(0, order), size)
-    return narrow(indptr, limit), narrow(order, limit)
+    if limit < 2**31 and serves(src, num_x) and serves(dst, num_z):
+        x, z = sorted_by_kernel((src, dst), (num_x, num_z))
+    else:
+        x, z = sorted_by_torch(src, num_x, limit), sorted_by_torch(dst, num_z, limit)
+    return Tables(num_x, num_z, src.shape[0], x.rows, z.rows, *z[1:], *x[1:])
 
 
 def _with_facts(tables: Tables) -> Tables:

@@ -12,7 +12,6 @@ Source: mace.modules.models of mace-torch 0.3.16, and Batatia et al., arXiv:2206
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +22,9 @@ from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import is_hooked
 from torchweft.o3.adapters.sources import Current, extended
-from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals, totals
+from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals
+from torchweft.o3.energies.functions import graph_energies, sums_of_graphs
+from torchweft.o3.graph import Tables
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import (
     RadialBasis,
@@ -166,13 +167,13 @@ class MaceForward:
         self, data: Given, readouts: list[Tensor], pair: Tensor | None
     ) -> tuple[Results, Tensor]:
         """Energies as the model returns them, and the one (graphs,) that has forces."""
-        model, heads, graph_sums = self._model, self._heads(data), _graph_sums(data)
+        model, heads, tables = self._model, self._heads(data), _graph_tables(data)
         alone = _of_head(model.atomic_energies_fn(data["node_attrs"]), heads)
         if type(model).__name__ == "MACE":
             every = [_of_head(readout, heads) for readout in readouts]
             pair = torch.zeros_like(alone) if pair is None else pair
             rows = torch.stack([alone, pair, *every], -1)
-            contributions = graph_sums(rows)
+            contributions = sums_of_graphs(rows, tables)
             energy = contributions.sum(-1)
             found: Results = {
                 "energy": energy,
@@ -180,12 +181,14 @@ class MaceForward:
                 "contributions": contributions,
             }
             return found, energy
-        nodes = _of_head(sum(readouts[1:], readouts[0]), heads)
-        nodes = _scaled(model.scale_shift, nodes if pair is None else nodes + pair, heads)
-        interaction = graph_sums(nodes)
+        parts = [_of_head(readout, heads) for readout in readouts]
+        parts += [] if pair is None else [pair]
+        interaction, energy, node_energy = graph_energies(
+            parts, alone, *_scales(model.scale_shift, heads), tables
+        )
         return {
-            "energy": graph_sums(alone) + interaction,
-            "node_energy": alone.double() + nodes,
+            "energy": energy,
+            "node_energy": node_energy,
             "interaction_energy": interaction,
         }, interaction
 
@@ -309,13 +312,10 @@ def _num_graphs(data: Given) -> int:
     return data["ptr"].numel() - 1
 
 
-def _graph_sums(data: Given) -> Callable[[Tensor], Tensor]:
-    """(graphs, …) of x (nodes, …): sums over the nodes of each graph, in a fixed order."""
+def _graph_tables(data: Given) -> Tables | None:
+    """The nodes of each graph; None of one."""
     graphs = _num_graphs(data)
-    if graphs == 1:
-        return lambda x: x.sum(0, keepdim=True)
-    tables = rows_of_totals(data["batch"], graphs)
-    return lambda x: totals(x.view(x.shape[0], -1), tables).view(graphs, *x.shape[1:])
+    return None if graphs == 1 else rows_of_totals(data["batch"], graphs)
 
 
 def _of_head(x: Tensor, heads: Tensor | None) -> Tensor:
@@ -323,12 +323,10 @@ def _of_head(x: Tensor, heads: Tensor | None) -> Tensor:
     return x.squeeze(1) if heads is None else x.gather(1, heads.unsqueeze(1)).squeeze(1)
 
 
-def _scaled(block: Any, x: Tensor, heads: Tensor | None) -> Tensor:
-    """x · scale + shift, of each node's head."""
-    if heads is not None or block.scale.dtype != x.dtype:
-        found: Tensor = block(x, torch.zeros_like(x, dtype=torch.int64) if heads is None else heads)
-        return found
-    return torch.addcmul(block.shift.view(-1), block.scale.view(-1), x)
+def _scales(block: Any, heads: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scale and the shift of all nodes, (1,) each, or of each node's head, (N,)."""
+    both = block.scale.view(-1), block.shift.view(-1)
+    return both if heads is None else (both[0][heads], both[1][heads])
 
 
 def _slopes(

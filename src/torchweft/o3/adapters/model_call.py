@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from torchweft.core.table_copies import copies_of, mark_constant
 from torchweft.core.tables import TensorCache
 from torchweft.o3.adapters.sources import Current as Reading
 from torchweft.o3.graph import Graph, graph_of
+from torchweft.o3.sorting.rows import columns_of_rows
 
 __all__ = ["Call", "NodeElements"]
 
@@ -169,9 +169,7 @@ def _in_record(attributes: Tensor) -> NodeElements | None:
     """Of rows that no host reads."""
     if not attributes.shape[1]:
         return None
-    largest, element = attributes.max(1, keepdim=True)
-    total = attributes.abs().sum(1, keepdim=True)
-    return NodeElements(element[:, 0], torch.where(largest == total, largest, math.nan))
+    return NodeElements(*columns_of_rows(attributes))
 
 
 _columns_cache: TensorCache[Tensor | None] = TensorCache()

@@ -150,7 +150,7 @@ def run(
     z = (x.new_empty if recipe.covered and edges else x.new_zeros)(shape)
     if not edges or not recipe.steps:
         return [z]
-    src = (src if order is None else src.index_select(0, order)).to(torch.int32)
+    src = src.to(torch.int32) if order is None else _in_order(src, order)
     h_launch, h_parts, scaled = _split_rows(h, recipe.parts, y, order)
     a_launch, a_parts, powers = _split_columns(a, recipe.parts, recipe.columns, recipe.factors)
     launches = [h_launch, a_launch]
@@ -165,6 +165,16 @@ def run(
         flops = 2 * tables.num_edges * hidden * structure.width("w")
         record_cost(sum(t.nbytes for t in (x, y, h, a, z, indptr, src)), flops)
     return [z]
+
+
+def _in_order(src: Tensor, order: Tensor) -> Tensor:
+    """Rows of x of edges in an order; layers of a run of `torchweft.capture` share them."""
+
+    def gathered() -> Tensor:
+        return src.index_select(0, order).to(torch.int32)
+
+    now = recorded.Current.run
+    return gathered() if now is None else now.value((src, order), "in order", gathered)
 
 
 class _RadialRecipe(NamedTuple):

@@ -1,0 +1,1 @@
+"""Energies of graphs as sums over their nodes."""

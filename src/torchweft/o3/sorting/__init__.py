@@ -1,0 +1,1 @@
+"""Entries sorted by their row: the edges of each node, the nodes of each element."""

@@ -1,0 +1,126 @@
+"""Tables of entries by their row: indptr[m] .. indptr[m + 1] − 1 of `order` are those of row m."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.gpu.ahead import noting
+from torchweft.core.gpu.launcher import Kernel, Tile, current_device
+from torchweft.core.printing.modules import written
+from torchweft.core.tables import indptr_of, narrow, sort_rows
+from torchweft.products.tiles import power_of_two
+
+__all__ = [
+    "Sorted",
+    "columns_by_kernel",
+    "columns_of_rows",
+    "serves",
+    "sorted_by_kernel",
+    "sorted_by_torch",
+]
+
+KERNELS = "torchweft.o3.sorting.kernels"
+
+ENTRIES_PER_STEP, ROWS_PER_PROGRAM = 2048, 4
+
+NODES_PER_PROGRAM = 16
+
+MOST_TENSORS = 8  # of two lists
+
+MOST_ENTRIES, MOST_WORK = 2**16 - 1, 2**24
+"""Entries, and entries · rows, up to which the kernel serves: some 50 µs by operations.
+
+Of 14,340 edges of 512 nodes, torch's two sorts and what they need took 170 µs in a record (H100).
+"""
+
+
+class Sorted(NamedTuple):
+    """Entries by row, those of a row in ascending order."""
+
+    rows: Tensor  # (E,) the row of each entry, a copy
+    indptr: Tensor  # (size + 1,)
+    order: Tensor  # (E,)
+
+
+def serves(rows: Tensor, size: int) -> bool:
+    """Whether the kernel sorts these entries (E,) into so many rows: on a GPU, where they are few.
+
+    Cost: it compares each entry with each row, in one launch; torch's radix sort of any number of
+    entries has a dozen, and as many more make tables of it.
+    """
+    few = rows.numel() <= MOST_ENTRIES and rows.numel() * size <= MOST_WORK
+    return rows.is_cuda and few
+
+
+def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
+    """Of rows (E,), in int32 where all numbers are below 2^31 by `limit`, else in int64."""
+    dtype = torch.int32 if limit < 2**31 else torch.int64
+    copy = rows.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    order = sort_rows(copy)
+    indptr = indptr_of(copy.index_select(0, order), size)
+    return Sorted(copy, narrow(indptr, limit), narrow(order, limit))
+
+
+def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
+    """Of one list of rows or two, (E,) each, in int32 and in one launch.
+
+    Where launches are left out (`compile_ahead`), torch sorts: tables are cached.
+    """
+    given = [rows.contiguous() for rows in tables]
+    entries, like = given[0].shape[0], given[0]
+    made = [
+        Sorted(*(like.new_empty(n, dtype=torch.int32) for n in (entries, size + 1, entries)))
+        for size in sizes
+    ]
+    lists = [t for rows, found in zip(given, made, strict=True) for t in (rows, *found)]
+    programs = sum(size // ROWS_PER_PROGRAM + 1 for size in sizes)
+    absent = (None,) * (MOST_TENSORS - len(lists))
+    kernel = _kernel(like.device, *(rows.dtype for rows in given))
+    with current_device(like):
+        kernel(programs, (*lists, *absent), (entries, sizes[0], sizes[-1]))
+    if noting() is not None:
+        return [sorted_by_torch(*each, limit=0) for each in zip(given, sizes, strict=True)]
+    return made
+
+
+def columns_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The column (N,) and the number (N, 1) of each row of x (N, K) that has one number above 0.
+
+    The number is NaN where a row has others but 0.  In one launch on a GPU.
+    """
+    return columns_by_kernel(x) if x.is_cuda else _columns_by_torch(x)
+
+
+def _columns_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    largest, column = x.max(1, keepdim=True)
+    total = x.abs().sum(1, keepdim=True)
+    return column[:, 0], torch.where(largest == total, largest, math.nan)
+
+
+def columns_by_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by one launch."""
+    rows, width = x.shape
+    column, number = x.new_empty(rows, dtype=torch.int64), x.new_empty(rows, 1)
+    with current_device(x):
+        kernel = _columns_kernel(x.device, x.dtype, width)
+        kernel(-(-rows // NODES_PER_PROGRAM), (x.contiguous(), column, number), (rows,))
+    return column, number
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_kernel(device: torch.device, dtype: torch.dtype, width: int) -> Kernel:
+    tile = Tile((NODES_PER_PROGRAM, power_of_two(width)), 1, 1)
+    return Kernel(written(KERNELS, "columns_of_rows"), (), (width,), tile)
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(device: torch.device, *dtypes: torch.dtype) -> Kernel:
+    """It holds machine code, which depends on all arguments."""
+    tile = Tile((ENTRIES_PER_STEP, ROWS_PER_PROGRAM), 8, 1)
+    return Kernel(written(KERNELS, "sort_rows"), (), (), tile)

@@ -1,0 +1,163 @@
+"""Tables of entries by row, and columns of rows, by their kernels; launches of a recorded call.
+
+Seen red with: rows counted up to their own number, entries of earlier steps not counted, the last
+row's bound left out, a copy of the first step alone; the largest number of a mixture, a column
+behind the last, tables of a run found again after a change in place.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from torchweft import explain
+from torchweft.core.recorded import Run
+from torchweft.o3 import graph as graphs
+from torchweft.o3.adapters import model_call
+from torchweft.o3.adapters.model_call import Call
+from torchweft.o3.graph import graph_of
+from torchweft.o3.mixing import operator as mixing
+from torchweft.o3.radial_linear import launch
+from torchweft.o3.sorting import rows as sorting
+from torchweft.o3.sorting.rows import (
+    ENTRIES_PER_STEP,
+    columns_by_kernel,
+    sorted_by_kernel,
+    sorted_by_torch,
+)
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(not INTERPRETED, reason="kernels run in the interpreter"),
+]
+
+LONG = 2 * ENTRIES_PER_STEP + 3
+
+
+def drawn(entries, size, seed=0):
+    return torch.randint(size, (entries,), generator=torch.Generator().manual_seed(seed))
+
+
+LISTS = {
+    "none": (torch.zeros(0, dtype=torch.int64), 3),
+    "no rows": (torch.zeros(0, dtype=torch.int64), 0),
+    "one": (drawn(1, 1), 1),
+    "short": (drawn(40, 11), 11),
+    "long": (drawn(LONG, 7), 7),
+    "sorted": (drawn(LONG, 9).sort().values, 9),
+    "one row of many": (torch.full((LONG,), 4), 6),
+    "more than half of 2^16": (torch.full((40_000,), 3), 4),
+    "int32": (drawn(40, 5).int(), 5),
+    "columns of a table": (drawn(80, 8).view(40, 2)[:, 1], 8),
+    "numbers without a row": (drawn(40, 11), 6),
+}
+
+
+def assert_sorted(found, rows, size):
+    exact = sorted_by_torch(rows, size, 2**31 - 1)
+    assert {t.dtype for t in found} == {torch.int32}
+    assert found.rows.tolist() == exact.rows.tolist()
+    assert found.indptr.tolist() == exact.indptr.tolist()
+    known = int(exact.indptr[-1])  # nobody reads the places of entries without a row
+    assert found.order[:known].tolist() == exact.order[:known].tolist()
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_one_list(name):
+    rows, size = LISTS[name]
+    (found,) = sorted_by_kernel((rows,), (size,))
+    assert_sorted(found, rows, size)
+
+
+@pytest.mark.parametrize("sizes", [(3, 11), (11, 3), (4, 1), (1, 8)])
+def test_two_lists_of_any_sizes(sizes):
+    lists = [drawn(LONG, size, seed) for seed, size in enumerate(sizes)]
+    lists[1] = lists[1].int()
+    for found, *given in zip(sorted_by_kernel(lists, sizes), lists, sizes, strict=True):
+        assert_sorted(found, *given)
+
+
+def test_tables_are_right_where_launches_are_left_out(monkeypatch):
+    """Seen red with: tables of memory that no launch has filled, which a graph keeps."""
+    monkeypatch.setattr(sorting, "_kernel", lambda *kind: lambda *launch: None)
+    monkeypatch.setattr(sorting, "noting", lambda: True)
+    rows, size = LISTS["long"]
+    (found,) = sorted_by_kernel((rows,), (size,))
+    assert_sorted(found, rows, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_columns(width, dtype):
+    x = torch.eye(width, dtype=dtype).repeat(18, 1)[:18]
+    column, number = columns_by_kernel(x)
+    assert (column == x.argmax(1)).all()
+    assert (number == 1).all()
+    x[0], x[1], x[2] = 0, 3 * x[1], -x[2]
+    x[3] = float("nan")
+    x[4, 0] += 0.5
+    column, number = columns_by_kernel(x)
+    assert number.dtype == dtype
+    assert (number[:2, 0] == torch.tensor([0, 3], dtype=dtype)).all()
+    mixed = [2, 3, 4] if width > 1 else [2, 3]
+    assert number[mixed].isnan().all()
+    assert ((column >= 0) & (column < width)).all()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Tensors on the CPU are sorted as those on a GPU."""
+    for user in (graphs, mixing):
+        monkeypatch.setattr(user, "serves", lambda rows, size: True)
+    monkeypatch.setattr(model_call, "columns_of_rows", columns_by_kernel)
+
+
+def names(function):
+    return [made.kernel for made in explain(function).launches]
+
+
+@pytest.mark.usefixtures("served")
+def test_a_record_sorts_each_table_once():
+    """A graph for all layers is one launch, elements are two; nothing else is copied."""
+    edges, attributes, call = torch.stack([drawn(40, 11), drawn(40, 11, 1)]), torch.eye(3), Call()
+    call.elements(attributes)
+    call.running = True  # in a forward pass, whose layers share what the first made
+
+    def layers():
+        for _ in range(2):
+            graph = graph_of(edges[0], edges[1], 11, 11)
+            element = call.elements(attributes).element
+            assert mixing.rows_of_elements(element, 3).order.tolist() == [0, 1, 2]
+        return graph
+
+    with Run() as run:
+        assert names(layers) == ["sort_rows", "columns_of_rows", "sort_rows"]
+        assert not run.copies
+
+
+@pytest.mark.usefixtures("served")
+def test_tables_of_a_run_follow_changes_in_place():
+    edges = torch.stack([drawn(40, 11), drawn(40, 11, 1)])
+    with Run():
+        first = graph_of(edges[0], edges[1], 11, 11)
+        assert graph_of(edges[0], edges[1], 11, 11) is first
+        assert graph_of(edges[1], edges[0], 11, 11) is not first
+        was = edges.clone()
+        edges += 1
+        edges %= 11
+        second = graph_of(edges[0], edges[1], 11, 11)
+    assert first.src.tolist() == was[0].tolist()
+    assert second.src.tolist() == edges[0].tolist()
+
+
+def test_layers_of_a_run_share_sources_in_order(monkeypatch):
+    src, order, made = drawn(40, 11), torch.randperm(40), []
+    plain = torch.Tensor.index_select
+    monkeypatch.setattr(
+        torch.Tensor, "index_select", lambda *given: made.append(1) or plain(*given)
+    )
+    with Run():
+        found = [launch._in_order(src, order) for _ in range(2)]
+    assert len(made) == 1
+    assert found[0] is found[1]
+    assert found[0].tolist() == src[order].tolist()
+    assert launch._in_order(src, order).tolist() == src[order].tolist()
