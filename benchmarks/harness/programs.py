@@ -1,7 +1,8 @@
 """Tables of whole programs: dynamics, training, and programs on several GPUs.
 
-Their results are files of their own: `<machine>/nve.json` and `train_mace.json` are written by
-`benchmarks/nve.py` and `train_mace.py`, `several_gpus.jsonl` by `benchmarks/several_gpus.py`.
+Their results are files of their own: `<machine>/nve.json`, `train_mace.json` and
+`train_segmentation.json` are written by the programs of these names in `benchmarks`,
+`several_gpus.jsonl` by `benchmarks/several_gpus.py`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,30 @@ def _training(found: Found) -> str:
     return table(["model", "ms a step", "s an epoch", "loss", "energy", "forces"], lines)
 
 
+def _segmentation(found: Found) -> str:
+    times = "ms_a_step", "training_s"
+    lines = []
+    for name, held in (found["held_out"] | found["exchanged"]).items():
+        measured = [""] * 3
+        if name in found["last_loss"]:
+            numbers = *(short(found[of][name]) for of in times), f"{found['last_loss'][name]:.4f}"
+            measured = [*numbers]
+        same = f"{100 * held['same']:.2f} %" if "same" in held else ""
+        accuracy = f"{100 * held['accuracy']:.2f} %", f"{held['mean_iou']:.4f}"
+        lines.append([name, *measured, *accuracy, same])
+    if found["lead"]:
+        leads = [f"{found['lead'][of]:.2f}" for of in times]
+        lines.append(["spconv / torchweft", *leads, "", "", "", ""])
+    head = ["network", "ms a step", "training, s", "loss", "accuracy", "mean IoU", "same classes"]
+    steps = list(next(iter(found["differences"].values())))
+    apart = [
+        [name, *(f"{value:.1e}" for value in values.values())]
+        for name, values in found["differences"].items()
+    ]
+    names = [f"first {n}" if n != "1" else "step 1" for n in steps]
+    return table(head, lines) + "\n" + table(["losses of", *names], apart)
+
+
 def _stamp(found: Found) -> str:
     names = "torch", "triton", "commit"
     return ", ".join(f"{n} {found[n]}" for n in names) + f", {found['date'][:10]}.\n"
@@ -102,6 +127,18 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "that of the last epoch, *energy* and *forces* are root mean squares of the errors on "
         "held-out molecules, in meV an atom and meV/Å.\n",
         _training,
+    ),
+    "train_segmentation.json": (
+        "Training in spconv's layers",
+        "A UNet of 42 sparse convolutions labels the voxels of generated rooms, through spconv and "
+        "through torchweft's stand-in: float32 without TF32, the same weights at first and the "
+        "same batches. *training* is the whole of it with the first calls, *accuracy* and *mean "
+        "IoU* are those of held-out rooms, *loss* is the mean of the last epoch. *A in B*: weights "
+        "that A trained in the layers of B, and the share of voxels that have the same class as "
+        "in A. The second table has the largest relative differences of the losses of single "
+        "steps: what both libraries differ from float64 is rounding, which training magnifies. "
+        "spconv's wheel cannot train on a CPU.\n",
+        _segmentation,
     ),
 }
 
