@@ -84,27 +84,28 @@ def _training(found: Found) -> str:
 
 
 def _segmentation(found: Found) -> str:
-    times = "ms_a_step", "training_s"
+    shown = ("ms_a_step", short), ("training_s", short), ("last_loss", "{:.4f}".format)
     lines = []
     for name, held in (found["held_out"] | found["exchanged"]).items():
-        measured = [""] * 3
-        if name in found["last_loss"]:
-            numbers = *(short(found[of][name]) for of in times), f"{found['last_loss'][name]:.4f}"
-            measured = [*numbers]
-        same = f"{100 * held['same']:.2f} %" if "same" in held else ""
-        accuracy = f"{100 * held['accuracy']:.2f} %", f"{held['mean_iou']:.4f}"
-        lines.append([name, *measured, *accuracy, same])
-    if found["lead"]:
-        leads = [f"{found['lead'][of]:.2f}" for of in times]
-        lines.append(["spconv / torchweft", *leads, "", "", "", ""])
+        measured = (show(found[of][name]) if name in found[of] else "" for of, show in shown)
+        same = _percent(held["same"]) if "same" in held else ""
+        scores = _percent(held["accuracy"]), f"{held['mean_iou']:.4f}", same
+        lines.append([name, *measured, *scores])
+    if lead := found["lead"]:
+        leads = (f"{lead[of]:.2f}" for of in ("ms_a_step", "training_s"))
+        lines.append(["spconv / torchweft", *leads, *[""] * 4])
     head = ["network", "ms a step", "training, s", "loss", "accuracy", "mean IoU", "same classes"]
-    steps = list(next(iter(found["differences"].values())))
-    apart = [
-        [name, *(f"{value:.1e}" for value in values.values())]
-        for name, values in found["differences"].items()
-    ]
-    names = [f"first {n}" if n != "1" else "step 1" for n in steps]
-    return table(head, lines) + "\n" + table(["losses of", *names], apart)
+    return table(head, lines) + "\n" + _differences(found["differences"])
+
+
+def _differences(found: Found) -> str:
+    steps = ["step 1" if n == "1" else f"steps 1 to {n}" for n in next(iter(found.values()))]
+    lines = [[name, *(f"{value:.1e}" for value in row.values())] for name, row in found.items()]
+    return table(["losses of", *steps], lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def _stamp(found: Found) -> str:
@@ -136,8 +137,8 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "IoU* are those of held-out rooms, *loss* is the mean of the last epoch. *A in B*: weights "
         "that A trained in the layers of B, and the share of voxels that have the same class as "
         "in A. The second table has the largest relative differences of the losses of single "
-        "steps: what both libraries differ from float64 is rounding, which training magnifies. "
-        "spconv's wheel cannot train on a CPU.\n",
+        "steps. Rounding, which training magnifies, explains a difference of spconv and torchweft "
+        "that is no larger than theirs from float64. spconv's wheel cannot train on a CPU.\n",
         _segmentation,
     ),
 }

@@ -1,9 +1,10 @@
 """The UNet of the benchmark, in the stand-in's layers on a CPU: a short training on small rooms.
 
-Seen red with: a step that adds its gradients to those of the step before, labels of a batch in the
-order of another, union without the voxels that are predicted alone.
+Seen red with: gradients added to those of the step before, labels of a batch in another order,
+float64 at another rate, union without the voxels that are predicted alone.
 """
 
+import copy
 import json
 import sys
 
@@ -12,10 +13,13 @@ import torch
 
 from benchmarks import train_segmentation
 from benchmarks.harness.programs import programs_section
+from benchmarks.harness.suites import FOLDER
 from benchmarks.workloads import segmentation
 from benchmarks.workloads.segmentation import CLASSES, FEATURES, SHAPE
 
 pytestmark = pytest.mark.slow
+
+RESULTS = FOLDER / "results"
 
 
 def test_a_short_training_is_better_than_a_constant(monkeypatch, tmp_path):
@@ -39,6 +43,46 @@ def test_a_short_training_is_better_than_a_constant(monkeypatch, tmp_path):
         li for li in programs_section(tmp_path).splitlines() if li.startswith("| torchweft |")
     ]
     assert f"{100 * held['torchweft']['accuracy']:.2f} %" in row
+
+
+def test_a_step_is_along_its_own_gradient():
+    package = train_segmentation.PACKAGES["torchweft"]
+    first, second = segmentation.rooms(2, 0, density=10)
+    run = train_segmentation.run_of(package, train_segmentation.network(package), 2)
+    train_segmentation.epoch(run, [first])
+    model = copy.deepcopy(run.model)
+    scores = train_segmentation.scores(package, model, second)
+    torch.nn.functional.cross_entropy(scores, second.labels).backward()
+    train_segmentation.epoch(run, [second])
+    for ours, other in zip(run.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad, rtol=0, atol=0)
+
+
+def test_both_libraries_stand_on_the_page(tmp_path):
+    """Seen red with: the lead turned round, shares of the other direction."""
+    found = json.loads((RESULTS / "cpu" / "train_segmentation.json").read_text())
+    for of, times in (("ms_a_step", 1.5), ("training_s", 1.25), ("last_loss", 1.0)):
+        found[of]["spconv"] = times * found[of]["torchweft"]
+    held = found["held_out"]["torchweft"]
+    found["held_out"]["spconv"] = held
+    found["exchanged"] = {
+        "torchweft in spconv": held | {"same": 1.0},
+        "spconv in torchweft": held | {"same": 0.9876},
+    }
+    found["lead"] = {"ms_a_step": 1.5, "training_s": 1.25}
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "train_segmentation.json").write_text(json.dumps(found))
+    rows = {
+        cells[0]: cells[1:]
+        for line in programs_section(tmp_path).splitlines()
+        if line.startswith("| ")
+        for cells in [[cell.strip() for cell in line.split("|")[1:-1]]]
+    }
+    assert rows["spconv / torchweft"][:2] == ["1.50", "1.25"]
+    assert [rows[name][-1] for name in found["exchanged"]] == ["100.00 %", "98.76 %"]
+    assert rows["spconv"][3:] == rows["torchweft"][3:]
+    assert rows["most frequent class"][:3] == [""] * 3
+    assert rows["losses of"] == ["step 1", "steps 1 to 10", "steps 1 to 100"]
 
 
 def test_rooms_are_the_same_again_and_have_every_class():
