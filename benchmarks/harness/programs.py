@@ -1,7 +1,8 @@
 """Tables of whole programs: dynamics, training, and programs on several GPUs.
 
-Their results are files of their own: `<machine>/nve.json` and `train_mace.json` are written by
-`benchmarks/nve.py` and `train_mace.py`, `several_gpus.jsonl` by `benchmarks/several_gpus.py`.
+Their results are files of their own: `<machine>/nve.json`, `train_mace.json` and
+`train_segmentation.json` are written by the programs of these names in `benchmarks`,
+`several_gpus.jsonl` by `benchmarks/several_gpus.py`.
 """
 
 from __future__ import annotations
@@ -86,6 +87,31 @@ def _training(found: Found) -> str:
     return table(["model", "ms a step", "s an epoch", "loss", "energy", "forces"], lines)
 
 
+def _segmentation(found: Found) -> str:
+    shown = ("ms_a_step", short), ("training_s", short), ("last_loss", "{:.4f}".format)
+    lines = []
+    for name, held in (found["held_out"] | found["exchanged"]).items():
+        measured = (show(found[of][name]) if name in found[of] else "" for of, show in shown)
+        same = _percent(held["same"]) if "same" in held else ""
+        scores = _percent(held["accuracy"]), f"{held['mean_iou']:.4f}", same
+        lines.append([name, *measured, *scores])
+    if lead := found["lead"]:
+        leads = (f"{lead[of]:.2f}" for of in ("ms_a_step", "training_s"))
+        lines.append(["spconv / torchweft", *leads, *[""] * 4])
+    head = ["network", "ms a step", "training, s", "loss", "accuracy", "mean IoU", "same classes"]
+    return table(head, lines) + "\n" + _differences(found["differences"])
+
+
+def _differences(found: Found) -> str:
+    steps = ["step 1" if n == "1" else f"steps 1 to {n}" for n in next(iter(found.values()))]
+    lines = [[name, *(f"{value:.1e}" for value in row.values())] for name, row in found.items()]
+    return table(["losses of", *steps], lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
 def _stamp(found: Found) -> str:
     names = "torch", "triton", "commit"
     return ", ".join(f"{n} {found[n]}" for n in names) + f", {found['date'][:10]}.\n"
@@ -106,6 +132,18 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "that of the last epoch, *energy* and *forces* are root mean squares of the errors on "
         "held-out molecules, in meV an atom and meV/Å.\n",
         _training,
+    ),
+    "train_segmentation.json": (
+        "Training in spconv's layers",
+        "A UNet of 42 sparse convolutions labels the voxels of generated rooms, through spconv and "
+        "through torchweft's stand-in: float32 without TF32, the same weights at first and the "
+        "same batches. *training* is the whole of it with the first calls, *accuracy* and *mean "
+        "IoU* are those of held-out rooms, *loss* is the mean of the last epoch. *A in B*: weights "
+        "that A trained in the layers of B, and the share of voxels that have the same class as "
+        "in A. The second table has the largest relative differences of the losses of single "
+        "steps. Rounding, which training magnifies, explains a difference of spconv and torchweft "
+        "that is no larger than theirs from float64. spconv's wheel cannot train on a CPU.\n",
+        _segmentation,
     ),
 }
 

@@ -31,10 +31,14 @@ def _modules(package: str) -> dict[type, type]:
     class Block(spconv.SparseModule):  # type: ignore[misc]
         """y = relu(x' + f(x))"""
 
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = nn.ReLU()
+
         def forward(self, x: Any) -> Any:
             y = self.second(self.first(x))
             total = self.shortcut(x).features + self.norm(y.features)
-            return x.replace_feature(torch.relu(total))
+            return x.replace_feature(self.activation(total))
 
     class Network(spconv.SparseModule):  # type: ignore[misc]
         """The encoder, and the decoder beside its features."""

@@ -68,11 +68,12 @@ def blocks(in_channels, out_channels, count):
 
 
 class MinkUNet(SparseModule):
-    """Scores of the classes for every voxel."""
+    """Scores of the classes for every voxel; all channels are those of the network times width."""
 
-    def __init__(self, in_channels, classes, layers=18):
+    def __init__(self, in_channels, classes, layers=18, width=1.0):
         super().__init__()
         channels, count, kernels = NETWORKS[layers]
+        channels = [int(width * c) for c in channels]
         stem, down, up = channels[0], channels[:5], channels[4:]
         sizes = (in_channels, *[stem] * len(kernels))
         self.stem = SparseSequential(
