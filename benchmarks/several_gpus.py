@@ -32,6 +32,7 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -320,7 +321,7 @@ def run(options: argparse.Namespace) -> None:
     here, part = asdict(machine(device)), Part(rank, size, device)
     with sm_clock(device) as least:
         for case in cases(options.small):
-            if options.case and options.case not in case.name:
+            if not re.search(options.case, case.name):
                 continue
             begin = time.perf_counter()
             found = _found(case, part, least)
@@ -355,7 +356,7 @@ def _found(case: Case, part: Part, least: Callable[[float], int]) -> dict[str, f
 def main() -> None:
     """Measure, or print a table of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", help="only programs with this in their name")
+    parser.add_argument("--case", default="", help="only programs with this in their name, a regex")
     parser.add_argument("--small", action="store_true", help="at sizes for a test")
     parser.add_argument("--table", action="store_true", help="print what the file has")
     parser.add_argument("--out", type=Path, default=FILE / NAME, help="file of rows")

@@ -149,9 +149,9 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
 
 _RANKS = (
     "Strong: one problem over all ranks; weak: a problem for each rank. *efficiency* is the time "
-    "on one GPU over that on all, for strong ones over their number too; *of 2* stands where one "
-    "GPU has no room and it is relative to two. *ms* is the wall time of the slowest rank, *NCCL "
-    "ms* the time in kernels of NCCL, *busy ms* that in all others: the rest is waiting, or time "
-    "of the host. *SM MHz* is the least clock while calls ran, *peak MB* the memory of the "
-    "fullest rank.\n"
+    "on one GPU over that on all, for strong ones over their number too; *of 2* stands where there "
+    "is no time on one, for lack of room say, and it is relative to two. *ms* is the wall time of "
+    "the slowest rank, *NCCL ms* the time in kernels of NCCL, *busy ms* that in all others: the "
+    "rest is waiting, or time of the host. *SM MHz* is the least clock while calls ran, *peak MB* "
+    "the memory of the fullest rank.\n"
 )
