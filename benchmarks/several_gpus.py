@@ -312,9 +312,10 @@ def _profiled(seconds: Callable[[], float]) -> Profile:
 
 def run(options: argparse.Namespace) -> None:
     """Measure on this rank; the first one writes."""
-    distributed.init_process_group()
+    gpus = torch.cuda.is_available()
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     rank, size = world()
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))  # crystals are built on hosts
