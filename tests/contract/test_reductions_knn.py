@@ -8,6 +8,7 @@ at the distance of the last neighbour, boxes of other nodes, heaps ordered by di
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweft
 from tests.conftest import INTERPRETED
@@ -172,11 +173,17 @@ def test_infinite_points():
     assert_exact(x, y, 5)
 
 
+def box_of(y):
+    low, high = y.double().aminmax(dim=0)
+    return knn._Box(low.tolist(), high.tolist(), low, high)
+
+
 @pytest.mark.parametrize("reach", [1, 2])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_runs_end_inside_of_the_border(dim, reach):
-    grid = knn._grid(draw(300, dim), 0.3)
-    corners = torch.stack([torch.zeros_like(grid.counts), grid.counts - 1])
+    y = draw(300, dim)
+    grid = knn._Grid(y, box_of(y), 0.3)
+    corners = torch.stack([torch.zeros_like(grid.most), grid.most]).long()
     middles = grid.key(corners[:, None] + knn._steps(dim, reach, corners.device))
     assert middles.min() - 1 >= 0
     assert middles.max() + 2 <= grid.numbers()
@@ -189,7 +196,7 @@ def test_kernel(dim, reach):
     """Points that coincide and cells of all sizes, empty ones too, queries outside of them."""
     x, y = (draw(n, dim, seed=n) * 2 - 0.5 for n in (9, 300))
     y = (y**3 * 256).round() / 256
-    grid = knn._first_grid(y, 4)
+    grid = knn._first_grid(y, 4, box_of(y))
     assert knn._has_kernel(grid, x, y, 4)
     cells = grid.cells(x)
     near, farthest = knn._by_kernel(grid, cells, knn._steps(dim, reach, x.device), x, y, 4)
@@ -200,10 +207,35 @@ def test_kernel(dim, reach):
     torch.testing.assert_close(near[final], expected[final], rtol=0, atol=0)
 
 
+def test_the_host_reads_points_twice_before_it_looks(monkeypatch):
+    """Their box and the filled cells; then once a look.  Seen red with a box for each grid."""
+    monkeypatch.setattr(knn, "worth_a_tree", lambda *_: False)
+    looks = iter([torch.arange(500) % 2 == 0, torch.ones(250, dtype=torch.bool)])
+
+    def look(grid, x, y, k, reach):
+        return torch.zeros(len(x), k, dtype=torch.int64), next(looks)
+
+    monkeypatch.setattr(knn, "_look", look)
+    read, plain = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: read.append("box") or plain(t))
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            masks = name == "index" and any(t.dtype == torch.bool for t in args[1])
+            if masks or name in ("_local_scalar_dense", "nonzero"):
+                read.append(name)
+            return function(*args, **(kwargs or {}))
+
+    with Reads():
+        nearest(draw(500, 3), draw(400, 3, seed=1), 4)
+    assert read == ["box", "_local_scalar_dense", "nonzero", "index"]
+
+
 def test_cost():
     """Evenly spread points: most queries end where they begin, the others beside."""
     x, y = draw(2000, 3), draw(20_000, 3, seed=1)
-    grid = knn._first_grid(y, 8)
+    grid = knn._first_grid(y, 8, box_of(y))
     for reach, cost, share in ((1, 20, 0.7), (2, 100, 1.0)):
         starts, ends = knn._lists(grid, grid.cells(x), knn._steps(3, reach, x.device))
         _, final = knn._look(grid, x, y, 8, reach)

@@ -9,6 +9,7 @@ then two of cells twice as wide.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -78,12 +79,15 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
 
 
 def _nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
-    finite = bool(x.isfinite().all()) and bool(y.isfinite().all())
-    if x.shape[1] > 3 or not x.numel() or len(y) <= k or not finite:
+    if x.shape[1] > 3 or not x.numel() or len(y) <= k:
+        return _among_all(x, y, k)
+    ends = torch.stack([*x.aminmax(dim=0), *y.aminmax(dim=0)]).double()
+    *of_x, low, high = ends.tolist()  # the host waits once; NaN is the end of an axis that has one
+    if not all(map(math.isfinite, itertools.chain(*of_x, low, high))):
         return _among_all(x, y, k)
     if not x.is_cuda and worth_a_tree(len(x), len(y), x.shape[1], k):
         return nearest_by_tree(x, y, k)
-    return _among_cells(x, y, k)
+    return _among_cells(x, y, k, _Box(low, high, ends[2], ends[3]))
 
 
 def _among_all(x: Tensor, y: Tensor, k: int) -> Tensor:
@@ -94,68 +98,87 @@ def _among_all(x: Tensor, y: Tensor, k: int) -> Tensor:
     return found
 
 
-class _Grid(NamedTuple):
-    """Points sorted by cell; cells are numbered row-major, with a border of empty ones."""
+class _Box(NamedTuple):
+    """The least and the largest coordinates of points, on the host and beside the points."""
 
-    low: Tensor  # (D,) corner of cell 0
-    size: float
-    counts: Tensor  # (D,) cells of each axis
-    keys: Tensor  # (N,) cells' numbers, ascending
-    order: Tensor  # (N,) the points in that order
+    low: list[float]
+    high: list[float]
+    first: Tensor
+    last: Tensor
+
+
+class _Grid:
+    """Points sorted by cell; cells are numbered row-major, with a border of empty ones.
+
+    Args:
+        y: (N, D) points.
+        box: of the points.
+        size: of a cell.
+
+    Attributes:
+        low: (D,) corner of cell 0.
+        size: of a cell.
+        most: (D,) the last cell of each axis.
+        keys: (N,) cells' numbers, ascending.
+        order: (N,) the points in that order.
+    """
+
+    def __init__(self, y: Tensor, box: _Box, size: float) -> None:
+        self.low, self.size = box.first, size
+        ends = zip(box.low, box.high, strict=True)
+        self._counts = [math.floor((high - low) / size) + 1 for low, high in ends]
+        self.most = ((box.last - box.first) / size).floor()
+        self.keys, self.order = self.key(self.cells(y)).sort(stable=True)
 
     def cells(self, points: Tensor) -> Tensor:
         """(M, D) cells; points outside count in the next one inside."""
         cells = ((points.double() - self.low) / self.size).floor().clamp(min=0)
-        return torch.minimum(cells, self.counts.double() - 1).to(torch.int64)
+        return torch.minimum(cells, self.most).to(torch.int64)
 
     def numbers(self) -> int:
         """How many cells there are, with the border."""
-        return math.prod(count + sum(BORDER) for count in self.counts.tolist())
+        return math.prod(count + sum(BORDER) for count in self._counts)
 
     def key(self, cells: Tensor) -> Tensor:
         """Numbers of cells, those of the border too."""
         number = torch.zeros_like(cells[..., 0])
-        for cell, count in zip(cells.unbind(-1), self.counts.unbind(0), strict=True):
+        for cell, count in zip(cells.unbind(-1), self._counts, strict=True):
             number = number * (count + sum(BORDER)) + cell + BORDER[0]
         return number
 
+    @functools.cached_property
+    def starts(self) -> Tensor:
+        """(cells + 1,) where the points of each cell begin among the sorted ones."""
+        every = torch.arange(self.numbers() + 1, device=self.keys.device)
+        return torch.searchsorted(self.keys, every)
 
-def _among_cells(x: Tensor, y: Tensor, k: int) -> Tensor:
-    found = torch.full((len(x), k), -1, dtype=torch.int64, device=x.device)
-    grid, reach = _first_grid(y, k), 1
-    left = torch.arange(len(x), device=x.device)
-    while True:
-        near, final = _look(grid, x.index_select(0, left), y, k, reach)
-        found[left[final]] = near[final]
-        left = left[~final]
-        if not len(left):
-            return found
+
+def _among_cells(x: Tensor, y: Tensor, k: int, box: _Box) -> Tensor:
+    grid, reach = _first_grid(y, k, box), 1
+    found, final = _look(grid, x, y, k, reach)
+    left = final.logical_not().nonzero()[:, 0]
+    while len(left):
         if reach == 2:
-            grid = _grid(y, 2 * grid.size)
+            grid = _Grid(y, box, 2 * grid.size)
         reach = 2
+        found[left], final = _look(grid, x[left], y, k, reach)
+        left = left[~final]
+    return found
 
 
-def _first_grid(y: Tensor, k: int) -> _Grid:
+def _first_grid(y: Tensor, k: int, box: _Box) -> _Grid:
     """About k / 2 points in a cell that has points: most queries then end where they begin."""
-    sides = (y.amax(0) - y.amin(0)).double()
-    wide = sides[sides > 0]
+    sides = [high - low for low, high in zip(box.low, box.high, strict=True)]
+    wide = [side for side in sides if side > 0]
     share = k / 2 / len(y)
-    if not len(wide):
-        return _grid(y, 1.0)  # all in one place
-    least = float(sides.max()) / MOST_CELLS
-    grid = _grid(y, max(float((wide.prod() * share) ** (1 / len(wide))), least))
+    if not wide:
+        return _Grid(y, box, 1.0)  # all in one place
+    least = max(sides) / MOST_CELLS
+    grid = _Grid(y, box, max((math.prod(wide) * share) ** (1 / len(wide)), least))
     # points of a curve or a surface fill few of the cells of their box
     while len(y) > k * (1 + int((grid.keys.diff() > 0).sum())) and grid.size > 2 * least:
-        grid = _grid(y, grid.size / 2)
+        grid = _Grid(y, box, grid.size / 2)
     return grid
-
-
-def _grid(y: Tensor, size: float) -> _Grid:
-    low = y.amin(0).double()
-    counts = ((y.amax(0).double() - low) / size).floor().to(torch.int64) + 1
-    grid = _Grid(low, size, counts, counts, counts)
-    keys, order = grid.key(grid.cells(y)).sort(stable=True)
-    return grid._replace(keys=keys, order=order)
 
 
 def _look(grid: _Grid, x: Tensor, y: Tensor, k: int, reach: int) -> tuple[Tensor, Tensor]:
@@ -194,12 +217,11 @@ def _by_kernel(
 ) -> tuple[Tensor, Tensor]:
     """The nearest of each query and the last one's squared distance, one program a query."""
     dim = x.shape[1]
-    starts = torch.searchsorted(grid.keys, torch.arange(grid.numbers() + 1, device=y.device))
     keys, rows = grid.key(cells).sort()  # neighbours read the same points
     runs = grid.key(steps) - grid.key(torch.zeros_like(steps))
     near = torch.empty(len(x), k, dtype=torch.int64, device=y.device)
     farthest = x.new_empty(len(x))
-    tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, starts, keys, runs]
+    tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, grid.starts, keys, runs]
     constants = (dim, k, 1 << (k - 1).bit_length())
     with current_device(x):
         kernel = cached_kernel(
@@ -213,7 +235,8 @@ def _by_kernel(
 def _steps(dim: int, reach: int, device: torch.device) -> Tensor:
     """(runs, D) from a cell to the middle one of each three along the last axis."""
     aside = [range(-reach, reach + 1)] * (dim - 1)
-    return torch.tensor(list(itertools.product(*aside, RUNS[reach])), device=device)
+    steps = torch.tensor(list(itertools.product(*aside, RUNS[reach])))
+    return steps.to(device, non_blocking=True)  # else the host waits for all that runs
 
 
 def _lists(grid: _Grid, cells: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +252,7 @@ def _border(grid: _Grid, x: Tensor, cells: Tensor, reach: int) -> Tensor:
     """(M,) how far a point must be that is not in the cells around; +∞ where all points are."""
     place = (x.double() - grid.low) / grid.size  # in cells
     below = torch.where(cells > reach, place - (cells - reach), torch.inf)
-    above = torch.where(cells < grid.counts - reach - 1, cells + reach + 1 - place, torch.inf)
+    above = torch.where(cells < grid.most - reach, cells + reach + 1 - place, torch.inf)
     # rounding may have put a point of the border on its other side
     return torch.minimum(below, above).amin(1) * grid.size * (1 - 1e-5)
 
