@@ -1,8 +1,8 @@
 """`python -m tests.check [FAMILY]`: run every contract on this machine, and leave receipts of it.
 
-A family's receipt says what was checked, the worst errors, and what failed.  It is written after
-each block of contracts, and names the blocks that are missing.  That of "distributed" comes of
-tests/distributed with a rank on each GPU, and names the tests that need more of them.
+A family's receipt says what was checked, the worst errors, and what failed.  It is written as
+contracts end, and names the blocks that are missing.  That of "distributed" comes of
+tests/distributed with a rank on each GPU; tests that need more of them are missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
     rest = "go on with receipts of this code in the folder"
     parser.add_argument("--resume", action="store_true", help=rest)
-    parser.add_argument("--seconds", type=float, help="begin no block after so long")
+    ends = "begin no block after so long; tests of several ranks end then"
+    parser.add_argument("--seconds", type=float, help=ends)
     options = parser.parse_args(arguments)
     try:
         return _check(options)
@@ -63,7 +64,7 @@ def _check_family(
     begun = receipt.read(path, vars(here)) if options.resume else None
     told = len(begun.failures) if begun else 0
     receipts = (
-        iter([check_ranks(device.type, vars(here))])
+        check_ranks(device.type, vars(here), begun, seconds)
         if family == ON_RANKS
         else receipt.check_family(family, device, vars(here), begun, seconds)
     )

@@ -5,7 +5,9 @@ Seen red with: failures swallowed, a mode left out of the suite.
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 
 from tests import check
@@ -17,6 +19,7 @@ WRONG = replace(CASE, name="wrong: scaled", call=lambda *a, **k: 1.01 * CASE.cal
 
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 def few(monkeypatch):
@@ -99,15 +102,40 @@ def test_every_mode_of_every_op_is_registered():
         assert {"1", "3", "8", "16", "31", "64", "65", "128"} <= channels
 
 
-def test_the_receipt_of_ranks_names_what_failed_and_what_needs_more_of_them(tmp_path):
-    program = tmp_path / "test_three.py"
-    program.write_text(
-        "import os, pytest\n"
-        "def test_kept(): assert os.environ['TORCHWEFT_TEST_RANKS'] == 'cuda'\n"
-        "def test_broken(): assert 1 == 2\n"
-        "def test_of_many(): pytest.skip('needs 4')\n"
-    )
-    made = check_ranks("cuda", {"gpu": "none"}, str(program), "--rootdir", str(tmp_path))
-    assert (made.checks, made.missing) == (2, ["test_three.test_of_many"])
-    (failure,) = made.failures
-    assert failure.startswith("test_three.test_broken: assert 1 == 2")
+PROGRAM = """
+import os, pytest, time
+def test_kept(): assert os.environ["TORCHWEFT_TEST_RANKS"] == "cuda"
+def test_broken(): assert 1 == 2
+@pytest.fixture
+def torn():
+    yield
+    assert 3 == 4
+def test_torn(torn): pass
+def test_of_many(): pytest.skip("needs 4")
+def test_long(): time.sleep(float(os.environ["SECONDS_OF_A_TEST"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_receipt_of_ranks_names_what_failed_and_what_is_missing(tmp_path, monkeypatch, workers):
+    """Red before: a receipt at the end alone, so that a run that was ended left nothing.
+
+    And seen red with skipped tests among the checks, a test that is torn down wrongly counted
+    twice, and a run that takes all tests up again.
+    """
+    (tmp_path / "test_three.py").write_text(PROGRAM)
+    monkeypatch.setenv("SECONDS_OF_A_TEST", "60")
+    given = [str(tmp_path / "test_three.py"), f"--rootdir={tmp_path}", "-n", str(workers)]
+    *_, made = check_ranks("cuda", {"gpu": "none"}, None, 6.0, *given)
+    names = [f"test_three.py::{name}" for name in ("test_of_many", "test_long")]
+    assert (made.checks, made.missing) == (3, names)
+    broken, torn = sorted(made.failures)
+    assert broken.startswith("test_three.py::test_broken: assert 1 == 2")
+    assert torn.startswith("test_three.py::test_torn: assert 3 == 4")
+    monkeypatch.setenv("SECONDS_OF_A_TEST", "0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
+    *_, whole = check_ranks("cuda", {"gpu": "none"}, made)
+    assert (whole.checks, whole.missing) == (4, names[:1])
+    assert whole.failures == made.failures

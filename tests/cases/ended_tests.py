@@ -1,0 +1,33 @@
+"""`pytest -p tests.cases.ended_tests`: a line of JSON for each test, as soon as it has ended.
+
+The file is $TORCHWEFT_ENDED_TESTS.  A run that is ended leaves the lines that it has; the first one
+names all tests of the run, so that those without a line are known.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = "TORCHWEFT_ENDED_TESTS"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    worker = getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"]
+    if worker == "gw0":  # all workers of pytest-xdist collect the same
+        _write({"all": [item.nodeid for item in session.items]})
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the process that began the workers hears of each test too
+    if report.when == "call" or not report.passed:
+        told = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+        _write({"name": report.nodeid, "ended": report.outcome, "told": told})
+
+
+def _write(line: dict[str, Any]) -> None:
+    with Path(os.environ[FILE]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
