@@ -36,10 +36,11 @@ def main():
     parser.add_argument("--side", type=int, default=4, help="cells of 4 atoms along each axis")
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
-    distributed.init_process_group()
+    on_gpus = torch.cuda.is_available()
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     torch.set_default_dtype(torch.float64)
-    torch.set_default_device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+    torch.set_default_device(f"cuda:{rank}" if on_gpus else "cpu")
     corners = torch.cartesian_prod(*[torch.arange(2 * options.side)] * 3)
     corners = corners[corners.sum(1) % 2 == 0]  # face-centred cubic
     ids = torch.arange(len(corners))[rank::size]  # any rows; the atoms go to their owners

@@ -33,7 +33,7 @@ def added(x):
 def main(points=1000, rank=100):
     """Solve with `points` rows on each rank, and print the error at other points."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     if device == "cuda":
         torch.cuda.set_device(distributed.get_node_local_rank())
     torch.manual_seed(distributed.get_rank())

@@ -124,10 +124,11 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("several_gpus"), help="a folder")
     options = parser.parse_args()
     # start
-    distributed.init_process_group()  # NCCL for tensors on GPUs, gloo for those on CPUs
+    on_gpus = torch.cuda.is_available()
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if on_gpus:
         device = torch.device("cuda", distributed.get_node_local_rank())
         torch.cuda.set_device(device)
     with propagate_errors():  # an error of one rank ends all

@@ -34,8 +34,8 @@ def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) 
             rank), or if ranks differ (a ShapeError).  Nothing was sent, and the group stays usable.
 
     Cost: one all_reduce of two numbers between the hosts, and nothing with one rank.  A group that
-    has NCCL alone sends them between GPUs, for which the host waits: `init_process_group()` without
-    a backend makes groups that have gloo for host memory too.
+    has NCCL alone sends them between GPUs, for which the host waits: that of "cpu:gloo,cuda:nccl"
+    has gloo for host memory too.
     """
     facts: Facts = {}
     error: WeftError | None = None
