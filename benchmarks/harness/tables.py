@@ -55,7 +55,6 @@ HEADLINES = {
     "voxels": {
         "minkunet42_lidar05_fresh_fp16": "MinkUNet42, a fresh LiDAR frame",
         "lidar05_c64_fp16": "sparse convolution, fp16",
-        "sphere256_c64_fp32": "sparse convolution, fp32",
         "lidar05x6_map": "kernel map of six LiDAR frames",
     },
     "reductions": {
