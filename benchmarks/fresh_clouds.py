@@ -12,11 +12,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import torchweft
+from benchmarks.harness.record import machine
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
 from examples.voxels.plot_minkunet import MinkUNet
@@ -69,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cloud", default="lidar05", choices=CLOUDS)
     parser.add_argument("--layers", type=int, default=42)
+    parser.add_argument("--out", type=Path, help="a file for what is found")
     options = parser.parse_args()
     voxels, shape = CLOUDS[options.cloud]()
     coords = torch.cat([torch.zeros_like(voxels[:, :1]), voxels], 1).cuda()
@@ -90,24 +94,31 @@ def main() -> None:
         loss.backward()
         return loss
 
+    def measured(call: Callable[[SparseTensor], object]) -> dict[str, float]:
+        recorded = torchweft.capture(call, kept)
+        return {
+            "fresh": milliseconds(lambda: call(fresh())),
+            "kept": milliseconds(lambda: call(kept)),
+            "captured": milliseconds(lambda: recorded(kept)),
+        }
+
     model.eval()
-    row: dict[str, float | str] = {"gpu": torch.cuda.get_device_name(), "N": len(coords)}
     with torch.no_grad():
         prepare(model, kept)
-        row["maps"] = milliseconds(lambda: prepare(model, fresh()))
-    row["forward"] = milliseconds(lambda: inference(fresh()))
-    row["forward, maps kept"] = milliseconds(lambda: inference(kept))
-    recorded = torchweft.capture(inference, kept)
-    row["forward, maps kept, captured"] = milliseconds(lambda: recorded(kept))
-    row["kernels"] = kernels(lambda: inference(fresh()))
-    row["kernels, maps kept"] = kernels(lambda: inference(kept))
-    row["waits"] = waits(lambda: inference(fresh()))
+        maps = milliseconds(lambda: prepare(model, fresh()))
+    ms = {"maps": {"fresh": maps}, "forward": measured(inference)}
+    counts = {
+        "fresh": kernels(lambda: inference(fresh())),
+        "kept": kernels(lambda: inference(kept)),
+    }
+    found = {"cloud": options.cloud, "voxels": len(coords), "kernels": counts, "ms": ms}
+    found["waits"] = waits(lambda: inference(fresh()))
     model.train()
-    row["forward+backward"] = milliseconds(lambda: step(fresh()))
-    row["forward+backward, maps kept"] = milliseconds(lambda: step(kept))
-    recorded = torchweft.capture(step, kept)
-    row["forward+backward, maps kept, captured"] = milliseconds(lambda: recorded(kept))
-    print(json.dumps(row))
+    ms["forward+backward"] = measured(step)
+    text = json.dumps(found | asdict(machine(torch.device("cuda"))), indent=1) + "\n"
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text)
 
 
 if __name__ == "__main__":

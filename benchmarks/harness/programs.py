@@ -1,7 +1,7 @@
 """Tables of whole programs: dynamics, training, and programs on several GPUs.
 
-Their results are files of their own: `<machine>/nve.json`, `train_mace.json` and
-`train_segmentation.json` are written by the programs of these names in `benchmarks`,
+Their results are files of their own: `<machine>/nve.json`, `train_mace.json`,
+`fresh_clouds.json` and `train_segmentation.json` are written by the programs of these names in `benchmarks`,
 `several_gpus.jsonl` by `benchmarks/several_gpus.py`.
 """
 
@@ -102,6 +102,18 @@ def _segmentation(found: Found) -> str:
     return table(head, lines) + "\n" + _differences(found["differences"])
 
 
+def _clouds(found: Found) -> str:
+    names = "fresh", "kept", "captured"
+    lines = [
+        [what, *(short(ms[name]) if name in ms else "" for name in names)]
+        for what, ms in found["ms"].items()
+    ]
+    counts = [str(found["kernels"][name]) for name in names[:2]]
+    lines.append(["kernels of a forward pass", *counts, ""])
+    lines.append(["voxels", str(found["voxels"]), "", ""])
+    return table(["ms", "fresh cloud", "maps kept", "captured"], lines)
+
+
 def _differences(found: Found) -> str:
     steps = ["step 1" if n == "1" else f"steps 1 to {n}" for n in next(iter(found.values()))]
     lines = [[name, *(f"{value:.1e}" for value in row.values())] for name, row in found.items()]
@@ -132,6 +144,13 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "that of the last epoch, *energy* and *forces* are root mean squares of the errors on "
         "held-out molecules, in meV an atom and meV/Å.\n",
         _training,
+    ),
+    "fresh_clouds.json": (
+        "MinkUNet42 on a LiDAR frame",
+        "In half precision, wall time in milliseconds: of a cloud that the network "
+        "has not seen, whose *maps* it builds; of one whose maps are kept; and of that as a CUDA "
+        "graph. Where a pass is longer than as a graph, the host is what it waits for.\n",
+        _clouds,
     ),
     "train_segmentation.json": (
         "Training in spconv's layers",
