@@ -1,7 +1,7 @@
 """Tables of whole programs: dynamics, training, and programs on several GPUs.
 
-Their results are files of their own: `<machine>/nve.json`, `train_mace.json`,
-`fresh_clouds.json` and `train_segmentation.json` are written by the programs of these names in `benchmarks`,
+Their results are files of their own: `<machine>/nve.json`, `train_mace.json`, `fresh_clouds.json`
+and `train_segmentation.json` are written by the programs of these names in `benchmarks`,
 `several_gpus.jsonl` by `benchmarks/several_gpus.py`.
 """
 
