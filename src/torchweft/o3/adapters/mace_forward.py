@@ -103,9 +103,11 @@ class MaceForward:
             assert rows is not None
             every = Irreps([item for irreps in self._irreps for item in irreps])
             return found | {"node_feats": rows_of_e3nn([rows], [every])}
+        self._call.read(data["edge_index"], data["node_attrs"])
+        tables = _graph_tables(data)
         edges = _edges(data, self._call, wanted)
         layers, readouts, pair = self._layers(data, edges)
-        found, energy = self._energies(data, readouts, pair)
+        found, energy = self._energies(data, tables, readouts, pair)
         return {
             **found,
             **_slopes(energy, data, edges.displacement, wanted, training),
@@ -164,10 +166,10 @@ class MaceForward:
         return data["head"].index_select(0, batch) if "head" in data else torch.zeros_like(batch)
 
     def _energies(
-        self, data: Given, readouts: list[Tensor], pair: Tensor | None
+        self, data: Given, tables: Tables | None, readouts: list[Tensor], pair: Tensor | None
     ) -> tuple[Results, Tensor]:
         """Energies as the model returns them, and the one (graphs,) that has forces."""
-        model, heads, tables = self._model, self._heads(data), _graph_tables(data)
+        model, heads = self._model, self._heads(data)
         alone = _of_head(model.atomic_energies_fn(data["node_attrs"]), heads)
         if type(model).__name__ == "MACE":
             every = [_of_head(readout, heads) for readout in readouts]
