@@ -40,12 +40,6 @@ MUTANTS = [
         f"{HALO} -k 'differ or told'",
     ),
     Mutant(
-        "ranks do not tell each other which calls they expect",
-        "said.error and rank, beside\n",
-        "said.error and rank\n",
-        f"{CALLS} -k differ",
-    ),
-    Mutant(
         "calls inside one that was compared are compared too",
         "if not self._as_before:\n",
         "if True:\n",

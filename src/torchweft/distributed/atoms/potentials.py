@@ -76,7 +76,8 @@ def potential(
             torch.distributed.all_reduce(weight.grad)
 
     Cost: beyond the work on own atoms and edges, an exchange of positions and one of features in
-    each layer; as many for forces, and twice as many for a gradient of the forces.
+    each layer; as many for forces, and twice as many for a gradient of the forces.  The ranks'
+    hosts compare the call once, from its second time on.
 
     Example:
         >>> from torchweft.distributed import potential

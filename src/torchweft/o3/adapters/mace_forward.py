@@ -21,7 +21,7 @@ from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import is_hooked
-from torchweft.o3.adapters.sources import Current, extended
+from torchweft.o3.adapters.sources import Current, extended, extending
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals
 from torchweft.o3.energies.functions import graph_energies, sums_of_graphs
 from torchweft.o3.graph import Tables
@@ -230,12 +230,12 @@ class MaceInteraction:
                 lammps_natoms=lammps_natoms, first_layer=first_layer,
             )  # fmt: skip
             return message * self._divisor, skipped
+        features = extending(block.linear_up(node_feats))
         residual = type(block).__name__ == RESIDUAL
         skipped = block.skip_tp(node_feats, node_attrs) if residual else None
         weights = block.conv_tp_weights(edge_feats)
         weights = weights if cutoff is None else weights * cutoff
-        features = extended(block.linear_up(node_feats))
-        message = block.conv_tp(features, edge_attrs, weights, edge_index)
+        message = block.conv_tp(features(), edge_attrs, weights, edge_index)
         message = block.linear(message)
         if block.avg_num_neighbors != self._divisor:
             message = message * (self._divisor / block.avg_num_neighbors)

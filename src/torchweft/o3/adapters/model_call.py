@@ -59,7 +59,7 @@ class _Tables(NamedTuple):
 
     edge_index: Tensor
     rows: Sequence[Any]  # its two, or constant copies of them
-    graphs: dict[tuple[int, int], Graph]  # by the numbers of nodes and of sources
+    graphs: list[tuple[tuple[int, int], Graph]]  # with the numbers of nodes and of sources
 
 
 def _compares(table: Tensor) -> bool:
@@ -148,7 +148,7 @@ class Call:
             return
         compared = None if attributes.requires_grad else attributes
         *rows, known = copies_of((edge_index[0], edge_index[1], compared))
-        self._tables = _Tables(edge_index, rows, {})
+        self._tables = _Tables(edge_index, rows, [])
         if known is not None:
             self._elements = attributes, self._elements_of(known)
 
@@ -158,13 +158,15 @@ class Call:
         if tables is None or tables.edge_index is not edge_index:
             rows: Sequence[Any] = edge_index[0], edge_index[1]
             rows = copies_of(rows) if _compares(edge_index) else rows
-            tables = _Tables(edge_index, rows, {})
+            tables = _Tables(edge_index, rows, [])
             if self.running:
                 self._tables = tables
-        made = tables.graphs
-        if sizes not in made:
-            made[sizes] = graph_of(tables.rows[src], tables.rows[1 - src], *sizes)
-        return made[sizes]
+        for kept, graph in tables.graphs:
+            if kept == sizes:
+                return graph
+        graph = graph_of(tables.rows[src], tables.rows[1 - src], *sizes)
+        tables.graphs.append((sizes, graph))
+        return graph
 
     def elements(self, attributes: Tensor) -> NodeElements | None:
         """The column of the 1 in each row of attributes (N, num_elements).
