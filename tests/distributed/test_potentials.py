@@ -15,7 +15,7 @@ from torchweft import o3
 from torchweft.core.default_dtype import default_dtype
 from torchweft.distributed import Halo, potential, shard, total
 from torchweft.errors import BackendError
-from torchweft.o3.adapters.sources import Current, extended, given_rows, reading
+from torchweft.o3.adapters.sources import Current, extended, extending, given_rows, reading
 
 CUTOFF = 3.0
 HIDDEN = "4x0e+4x1o"
@@ -149,3 +149,31 @@ def test_rows_are_extended_while_a_halo_is_read():
             extended(x)
         assert given_rows(extended(x)) == 2
     assert Current.sources is None
+
+
+class Doubled:
+    """Extends rows by themselves; `begin` tells that it was called."""
+
+    def __init__(self):
+        self.begun = 0
+
+    def __call__(self, x):
+        return self.finish(self.begin(x))
+
+    def begin(self, x):
+        self.begun += 1
+        return x
+
+    def finish(self, begun):
+        self.begun -= 1
+        return torch.cat([begun, begun])
+
+
+def test_rows_are_under_way_between_two_halves():
+    x, doubled = torch.arange(2.0)[:, None], Doubled()
+    assert extending(x)() is x
+    with reading(2, doubled):
+        arrive = extending(x)
+        assert doubled.begun == 1
+        assert arrive().equal(extended(x))
+        assert doubled.begun == 0

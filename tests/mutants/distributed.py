@@ -3,6 +3,7 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
+CALLS = "tests/distributed/test_calls.py"
 COST = "tests/distributed/test_cost.py"
 DOMAINS = "tests/distributed/test_domains.py"
 DYNAMICS = "tests/distributed/test_dynamics.py"
@@ -34,9 +35,21 @@ MUTANTS = [
     ),
     Mutant(
         "ranks compare the names of calls alone",
-        "if _same((name, described, error and rank), group):",
-        "if _same((name, error and rank), group):",
+        "every = said.name, said.described, said.error and rank, beside",
+        "every = said.name, said.error and rank, beside",
         f"{HALO} -k 'differ or told'",
+    ),
+    Mutant(
+        "calls inside one that was compared are compared too",
+        "if not self._as_before:\n",
+        "if True:\n",
+        f"{CALLS} -k steps",
+    ),
+    Mutant(
+        "a call that is not the one before is not compared",
+        "self._as_before and self._before[place:][:1] == (self.made[-1],)",
+        "self._as_before and bool(self._before)",
+        f"{CALLS} -k changed",
     ),
     Mutant(
         "a row with two owners goes to the last",
@@ -239,8 +252,8 @@ MUTANTS = [
     ),
     Mutant(
         "a group of one rank compares its calls",
-        "    rank, size = world(group)\n    if size == 1:\n        if error is not None:",
-        "    rank, size = world(group)\n    if size == 0:\n        if error is not None:",
+        "        if self._size > 1:\n            every",
+        "        if self._size > 0:\n            every",
         "tests/distributed/test_one_rank.py",
     ),
 ]

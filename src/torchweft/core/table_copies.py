@@ -201,9 +201,8 @@ def _are_equal(pairs: list[Any]) -> bool:
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
         return True
     if table.device.type == "cpu" or len(pairs) == 1:
-        return all(torch.equal(t, c) for t, c in pairs)  # noqa: TID251 - integers
-    joined = (torch.cat([t.flatten() for t in side]) for side in zip(*pairs, strict=True))
-    return torch.equal(*joined)  # noqa: TID251 - integers
+        return all(torch.equal(t, c) for t, c in pairs)  # noqa: TID251 - copies
+    return bool(torch.stack([(t == c).all() for t, c in pairs]).all())
 
 
 def _kept(table: Tensor, place: Hashable) -> Tensor:

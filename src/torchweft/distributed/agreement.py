@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -12,9 +12,28 @@ from torch import distributed
 from torchweft.core.collectives import Group, world
 from torchweft.errors import ShapeError, WeftError
 
-__all__ = ["agree", "numbers_of_ranks"]
+__all__ = ["Calls", "agree", "numbers_of_ranks"]
 
 Facts = Mapping[str, Any]
+
+
+class _Said(NamedTuple):
+    """What this rank says of a call."""
+
+    name: str
+    facts: Facts
+    error: WeftError | None
+
+    @property
+    def described(self) -> dict[str, str]:
+        return {key: repr(value) for key, value in self.facts.items()}
+
+
+def _said(name: str, describe: Callable[[], Facts]) -> _Said:
+    try:
+        return _Said(name, describe(), None)
+    except WeftError as raised:
+        return _Said(name, {}, raised)
 
 
 def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) -> Facts:
@@ -37,24 +56,103 @@ def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) 
     has NCCL alone sends them between GPUs, for which the host waits: that of "cpu:gloo,cuda:nccl"
     has gloo for host memory too.
     """
-    facts: Facts = {}
-    error: WeftError | None = None
-    try:
-        facts = describe()
-    except WeftError as raised:
-        error = raised
-    rank, size = world(group)
-    if size == 1:
-        if error is not None:
-            raise error
-        return facts
-    described = {key: repr(value) for key, value in facts.items()}
-    if _same((name, described, error and rank), group):
-        return facts
-    told: list[Any] = [None] * size
-    own = None if error is None else (type(error), str(error))
-    distributed.all_gather_object(told, (own, name, described), group)
-    raise _told(name, told) from error
+    said = _said(name, describe)
+    _Comparison(said, None, group).wait()
+    return said.facts
+
+
+class _Comparison:
+    """What ranks say, on its way to the others.  Every rank makes it, and waits for it.
+
+    Args:
+        said: what must be the same, without an error.
+        beside: what may differ.
+        group: the ranks; None: all.
+    """
+
+    def __init__(self, said: _Said, beside: object, group: Group | None) -> None:
+        self._said, self._group = said, group
+        rank, self._size = world(group)
+        self._same: bool | None = None
+        if self._size > 1:
+            every = said.name, said.described, said.error and rank, beside
+            digest = hashlib.blake2b(repr(every).encode(), digest_size=7).digest()
+            number = int.from_bytes(digest, "big")
+            self._extremes = torch.tensor([number, -number], device=_device(group))
+            largest = distributed.ReduceOp.MAX
+            self._work = distributed.all_reduce(self._extremes, largest, group, async_op=True)
+
+    def wait(self) -> bool:
+        """Whether all ranks said the same, also beside; raises what is told of what must be so."""
+        if self._same is None:
+            self._same = False  # also of one that raises: it is told once
+            self._same = self._compared()
+        return self._same
+
+    def _compared(self) -> bool:
+        said = self._said
+        if self._size == 1:
+            if said.error is not None:
+                raise said.error
+            return True
+        self._work.wait()
+        highest, lowest = self._extremes.tolist()
+        if highest == -lowest:
+            return True
+        told: list[Any] = [None] * self._size
+        own = None if said.error is None else (type(said.error), str(said.error))
+        distributed.all_gather_object(told, (own, said.name, said.described), self._group)
+        if own is None and all(others == told[0] for others in told):
+            return False
+        raise _told(said.name, told) from said.error
+
+
+class Calls:
+    """Calls inside one call of all ranks, such as those of a halo inside a model's.
+
+    Each is compared, as by `agree`, unless every rank has made the same calls in such a call
+    before: then one comparison at the start stands for all, and the host waits for it when the
+    first of them is made.  Where a rank makes another call than before, it is compared, and so are
+    those behind it.
+
+    Args:
+        name: of the whole call, for messages.
+        describe: of the whole call, as in `agree`.
+        group: the ranks; None: all.
+        before: `made` of an earlier call of this kind, if there was one.  Ranks may differ.
+
+    Raises:
+        WeftError: on this rank, as in `agree`, if its arguments do not fit.  On the others `wait`
+            raises it, or the first call inside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        describe: Callable[[], Facts],
+        group: Group | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        said = _said(name, describe)
+        self.made: list[str] = []
+        self._group, self._before = group, tuple(before)
+        self._whole = _Comparison(said, self._before, group)
+        self._as_before = True
+        if said.error is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the others, who also began the whole call."""
+        self._as_before = self._whole.wait() and self._as_before
+
+    def compare(self, name: str, describe: Callable[[], Facts]) -> None:
+        """Compare the next call inside, unless every rank is known to make it."""
+        self.wait()
+        said, place = _said(name, describe), len(self.made)
+        self.made.append(repr((name, said.described)))
+        self._as_before = self._as_before and self._before[place:][:1] == (self.made[-1],)
+        if not self._as_before:
+            _Comparison(said, None, self._group).wait()
 
 
 def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list[list[int]]:
@@ -67,16 +165,6 @@ def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list
     distributed.all_reduce(found, group=group)
     by_rank: list[list[int]] = found.tolist()
     return by_rank
-
-
-def _same(said: object, group: Group | None) -> bool:
-    """Whether every rank said the same."""
-    digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
-    number = int.from_bytes(digest, "big")
-    extremes = torch.tensor([number, -number], device=_device(group))
-    distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group)
-    highest, lowest = extremes.tolist()
-    return bool(highest == -lowest)
 
 
 def _told(name: str, told: list[Any]) -> WeftError:

@@ -8,7 +8,8 @@ A halo is a plan: it is built once and moves rows with one all_to_all a directio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from torchweft.core.collectives import Group, Pending, begin, exchange, finish, world
 from torchweft.core.table_copies import constant
-from torchweft.distributed.agreement import agree
+from torchweft.distributed.agreement import Calls, agree
 from torchweft.distributed.directory import Owners, find_owners, row_numbers
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.products.functions import sparse_scale
@@ -77,6 +78,7 @@ class Halo:
         owners = find_owners(own, needed, group)
         agree("Halo", lambda: _checked(own, needed, owners), group)
         self.group = group
+        self._calls: Calls | None = None
         self.num_rows, self.num_halo = len(own), len(needed)
         self._plan(owners, needed)
 
@@ -161,6 +163,16 @@ class Halo:
         added: Tensor = own + _scaled(arrived, self._sum, self.num_rows)
         return added
 
+    @contextlib.contextmanager
+    def inside(self, calls: Calls) -> Iterator[None]:
+        """While active, calls of this halo are compared as calls inside another."""
+        before, self._calls = self._calls, calls
+        try:
+            yield
+        finally:
+            self._calls = before
+            calls.wait()
+
     def _alone(self) -> bool:
         return world(self.group)[1] == 1
 
@@ -189,7 +201,10 @@ class Halo:
                 "requires_grad": recorded,
             }
 
-        agree(name, describe, self.group)
+        if self._calls is None:
+            agree(name, describe, self.group)
+        else:
+            self._calls.compare(name, describe)
 
     def _rows_to_send(self, x: Tensor) -> Tensor:
         if not (x.dtype.is_floating_point or x.dtype.is_complex):

@@ -10,13 +10,16 @@ gradients return by it; all else is computed once, by the owner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from torchweft.core.collectives import total
-from torchweft.distributed.agreement import agree
+from torchweft.core import private
+from torchweft.core.collectives import Group, total, world
+from torchweft.distributed.agreement import Calls
 from torchweft.distributed.halo import Halo
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.adapters.sources import reading, reads_sources
@@ -31,7 +34,10 @@ SUMS = (
 """Results that are sums over atoms or edges."""
 
 POSITIONS = ("positions", "pos")
-"""Names of positions, of MACE and NequIP."""
+"""Names of positions, of MACE and NequIP, which models let require gradients."""
+
+ATOMS = (*POSITIONS, "node_attrs", "atom_types")
+"""Names of what the halo extends, of MACE and NequIP."""
 
 
 def potential(
@@ -70,19 +76,57 @@ def potential(
             torch.distributed.all_reduce(weight.grad)
 
     Cost: beyond the work on own atoms and edges, an exchange of positions and one of features in
-    each layer; as many for forces, and twice as many for a gradient of the forces.
+    each layer; as many for forces, and twice as many for a gradient of the forces.  The ranks'
+    hosts compare the call once, from its second time on.
 
     Example:
         >>> from torchweft.distributed import potential
         >>> found = potential(model, data, shard.halo(), training=True)  # doctest: +SKIP
     """
-    agree("potential", lambda: _facts(model, data, halo, options), halo.group)
-    with reading(halo.num_rows, halo):
+    kept = _made.setdefault(model, {})
+    kind = None if world(halo.group)[1] == 1 else _kind(model, data, options)
+    calls = Calls(
+        "potential",
+        lambda: _facts(model, data, halo, options),
+        halo.group,
+        kept.get(kind, ()),
+    )
+    with halo.inside(calls), reading(halo.num_rows, halo):
         found = model(dict(data), **options)
-    return {
-        name: total(value, halo.group) if name in SUMS and isinstance(value, Tensor) else value
-        for name, value in found.items()
-    }
+    if calls.made:
+        kept[kind] = calls.made
+    return {**found, **_totals(found, halo.group)}
+
+
+_made: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[str]]] = weakref.WeakKeyDictionary()
+"""Calls of the halo in a call of a model, by the kind of the call."""
+
+
+def _kind(model: nn.Module, data: Mapping[str, Any], options: Mapping[str, Any]) -> Hashable:
+    """All that says which calls of the halo a model makes, and of what rows."""
+    tensors = [(name, x) for name, x in data.items() if isinstance(x, Tensor)]
+    return (
+        tuple((n, x.dtype, x.dim(), x.requires_grad or n in POSITIONS) for n, x in tensors),
+        tuple(weight.requires_grad for weight in model.parameters()),
+        (model.training, torch.is_grad_enabled(), private.any_autocast()),
+        repr(options),
+    )
+
+
+def _totals(found: Mapping[str, Any], group: Group | None) -> dict[str, Tensor]:
+    """Results that are sums, of all ranks: those of a dtype by one all_reduce."""
+    sums = {k: v for k, v in found.items() if k in SUMS and isinstance(v, Tensor)}
+    if world(group)[1] == 1:
+        return sums
+    added: dict[str, Tensor] = {}
+    for dtype in dict.fromkeys(x.dtype for x in sums.values()):
+        some = {k: x for k, x in sums.items() if x.dtype == dtype}
+        joined = total(torch.cat([x.flatten() for x in some.values()]), group)
+        parts = joined.split_with_sizes([x.numel() for x in some.values()])
+        added |= {
+            k: part.clone().view(x.shape) for (k, x), part in zip(some.items(), parts, strict=True)
+        }
+    return added
 
 
 def _facts(
@@ -94,10 +138,11 @@ def _facts(
             "and NequIP models that torchweft converted read rows of other ranks. Convert the "
             "model by o3.from_mace or o3.from_nequip, or call halo(x) in layers of your own."
         )
-    rows = next((len(data[name]) for name in POSITIONS if name in data), None)
-    if rows != halo.num_rows:
+    rows = [len(data[name]) for name in ATOMS if name in data]
+    other = next((count for count in rows if count != halo.num_rows), None)
+    if not rows or other is not None:
         raise ShapeError(
-            f"the data has {rows} atoms and the halo {halo.num_rows} own rows: the data must have "
+            f"the data has {other} atoms and the halo {halo.num_rows} own rows: the data must have "
             "the rank's own atoms. Pass rows shard.global_ids of the whole structure."
         )
     return {"mode": "training" if model.training else "evaluation", "options": dict(options)}

@@ -21,7 +21,7 @@ from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import is_hooked
-from torchweft.o3.adapters.sources import Current, extended
+from torchweft.o3.adapters.sources import Current, extended, extending
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals
 from torchweft.o3.energies.functions import graph_energies, sums_of_graphs
 from torchweft.o3.graph import Tables
@@ -103,9 +103,11 @@ class MaceForward:
             assert rows is not None
             every = Irreps([item for irreps in self._irreps for item in irreps])
             return found | {"node_feats": rows_of_e3nn([rows], [every])}
+        self._call.read(data["edge_index"], data["node_attrs"])
+        tables = _graph_tables(data)
         edges = _edges(data, self._call, wanted)
         layers, readouts, pair = self._layers(data, edges)
-        found, energy = self._energies(data, readouts, pair)
+        found, energy = self._energies(data, tables, readouts, pair)
         return {
             **found,
             **_slopes(energy, data, edges.displacement, wanted, training),
@@ -164,10 +166,10 @@ class MaceForward:
         return data["head"].index_select(0, batch) if "head" in data else torch.zeros_like(batch)
 
     def _energies(
-        self, data: Given, readouts: list[Tensor], pair: Tensor | None
+        self, data: Given, tables: Tables | None, readouts: list[Tensor], pair: Tensor | None
     ) -> tuple[Results, Tensor]:
         """Energies as the model returns them, and the one (graphs,) that has forces."""
-        model, heads, tables = self._model, self._heads(data), _graph_tables(data)
+        model, heads = self._model, self._heads(data)
         alone = _of_head(model.atomic_energies_fn(data["node_attrs"]), heads)
         if type(model).__name__ == "MACE":
             every = [_of_head(readout, heads) for readout in readouts]
@@ -228,12 +230,12 @@ class MaceInteraction:
                 lammps_natoms=lammps_natoms, first_layer=first_layer,
             )  # fmt: skip
             return message * self._divisor, skipped
+        features = extending(block.linear_up(node_feats))
         residual = type(block).__name__ == RESIDUAL
         skipped = block.skip_tp(node_feats, node_attrs) if residual else None
         weights = block.conv_tp_weights(edge_feats)
         weights = weights if cutoff is None else weights * cutoff
-        features = extended(block.linear_up(node_feats))
-        message = block.conv_tp(features, edge_attrs, weights, edge_index)
+        message = block.conv_tp(features(), edge_attrs, weights, edge_index)
         message = block.linear(message)
         if block.avg_num_neighbors != self._divisor:
             message = message * (self._divisor / block.avg_num_neighbors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +54,20 @@ def _runs_alone(model: nn.Module) -> bool:
     )
 
 
+class _Tables(NamedTuple):
+    """Edges of a call, and the graphs that were made of them."""
+
+    edge_index: Tensor
+    rows: Sequence[Any]  # its two, or constant copies of them
+    graphs: list[tuple[tuple[int, int], Graph]]  # with the numbers of nodes and of sources
+
+
+def _compares(table: Tensor) -> bool:
+    """Whether a call looks at the values of a table."""
+    usual = not (compiling() or transformed()) and recorded.Current.run is None
+    return usual and unwatched(table)
+
+
 def _rehearse(model: nn.Module, args: Any, kwargs: Any) -> None:
     """A call and, of a model that is trained, the gradients of its results; nothing is kept."""
     buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
@@ -88,7 +102,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class Call:
-    """Keeps the graph and the elements that the first layer of a call made for those behind it.
+    """Keeps the graphs and the elements that the first layer of a call made for those behind it.
 
     `begin` and `end` are hooks of the model.  Layers that are called without the model, or with
     other tensors than the ones before, find their own.
@@ -100,7 +114,7 @@ class Call:
     def __init__(self) -> None:
         self.running = False
         self._kinds = set[tuple[Any, ...]]()
-        self._graph: tuple[Tensor, tuple[int, int], Graph] | None = None
+        self._tables: _Tables | None = None
         self._elements: tuple[Tensor, NodeElements | None] | None = None
         self._were_one_hot = False
 
@@ -123,17 +137,36 @@ class Call:
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """After it, also where it has raised."""
         self.running = False
-        self._graph = self._elements = None
+        self._tables = self._elements = None
+
+    def read(self, edge_index: Tensor, attributes: Tensor) -> None:
+        """Compare both with what the last calls were given, at once, before there is work.
+
+        On a GPU the host waits for the answer; it need not in the layers behind.
+        """
+        if not (self.running and _compares(edge_index) and _compares(attributes)):
+            return
+        compared = None if attributes.requires_grad else attributes
+        *rows, known = copies_of((edge_index[0], edge_index[1], compared))
+        self._tables = _Tables(edge_index, rows, [])
+        if known is not None:
+            self._elements = attributes, self._elements_of(known)
 
     def graph(self, edge_index: Tensor, num_nodes: int, num_sources: int, src: int = 0) -> Graph:
         """The graph of edge_index (2, E), whose row `src` has the sources in every call."""
-        kept, sizes = self._graph, (num_nodes, num_sources)
-        if kept is not None and kept[0] is edge_index and kept[1] == sizes:
-            return kept[2]
-        made = graph_of(edge_index[src], edge_index[1 - src], *sizes)
-        if self.running:
-            self._graph = edge_index, sizes, made
-        return made
+        tables, sizes = self._tables, (num_nodes, num_sources)
+        if tables is None or tables.edge_index is not edge_index:
+            rows: Sequence[Any] = edge_index[0], edge_index[1]
+            rows = copies_of(rows) if _compares(edge_index) else rows
+            tables = _Tables(edge_index, rows, [])
+            if self.running:
+                self._tables = tables
+        for kept, graph in tables.graphs:
+            if kept == sizes:
+                return graph
+        graph = graph_of(tables.rows[src], tables.rows[1 - src], *sizes)
+        tables.graphs.append((sizes, graph))
+        return graph
 
     def elements(self, attributes: Tensor) -> NodeElements | None:
         """The column of the 1 in each row of attributes (N, num_elements).

@@ -10,11 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-__all__ = ["Sources", "extended", "given_rows", "mark_reads_sources", "reading", "reads_sources"]
+from torchweft.core.operators.operator import compiling
+
+__all__ = [
+    "Sources",
+    "extended",
+    "extending",
+    "given_rows",
+    "mark_reads_sources",
+    "reading",
+    "reads_sources",
+]
+
+
+class Extend(Protocol):
+    """Own rows (num_rows, ...) to (num_rows + more, ...), differentiable; also in two halves."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def begin(self, x: Tensor) -> Any: ...
+    def finish(self, begun: Any) -> Tensor: ...
 
 
 class Sources(NamedTuple):
@@ -22,8 +40,7 @@ class Sources(NamedTuple):
 
     num_rows: int
     """Rows that the model is given."""
-    extend: Callable[[Tensor], Tensor]
-    """(num_rows, ...) to (num_rows + more, ...), differentiable."""
+    extend: Extend
 
 
 class Current:
@@ -33,7 +50,7 @@ class Current:
 
 
 @contextmanager
-def reading(num_rows: int, extend: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def reading(num_rows: int, extend: Extend) -> Iterator[None]:
     """While active, converted models read rows of others by `extend`."""
     before, Current.sources = Current.sources, Sources(num_rows, extend)
     try:
@@ -46,6 +63,17 @@ def extended(x: Tensor) -> Tensor:
     """x, and behind it the rows of others that edges read; x itself outside `reading`."""
     sources = Current.sources
     return x if sources is None else sources.extend(x)
+
+
+def extending(x: Tensor) -> Callable[[], Tensor]:
+    """Begin `extended(x)`; what is returned ends it.  Between, own rows are worked on."""
+    sources = Current.sources
+    if sources is None or compiling():
+        found = extended(x)
+        return lambda: found
+    extend = sources.extend
+    begun = extend.begin(x)
+    return lambda: extend.finish(begun)
 
 
 def given_rows(x: Tensor) -> int:
