@@ -164,7 +164,7 @@ def total_statistics_kernel(
     tl.store(mean_ptr + c, middle, mask=c < C)
     tl.store(var_ptr + c, square / rows, mask=c < C)
     if count_ptr is not None:
-        tl.store(count_ptr, rows)
+        tl.store(count_ptr + 0 * c, rows, mask=c == 0)
     if running_mean_ptr is not None:
         momentum = _counted(tracked_ptr, momentum, CUMULATIVE)
         _track(running_mean_ptr, middle, momentum, c, C)
