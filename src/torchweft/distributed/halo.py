@@ -22,7 +22,7 @@ from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeErro
 from torchweft.products.functions import sparse_scale
 from torchweft.products.infos import SparseScaleInfo, sparse_scale_infos
 
-__all__ = ["Halo", "HaloRows"]
+__all__ = ["Halo", "HaloRows", "planned_halo"]
 
 
 class HaloRows(NamedTuple):
@@ -93,28 +93,6 @@ class Halo:
         if not bool((order[1:] > order[:-1]).all()):
             self._order, self._arrived = order, arrived
 
-    @classmethod
-    def planned(
-        cls,
-        num_rows: int,
-        send_rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        group: Group | None,
-    ) -> Halo:
-        """A halo of which every rank knows its part, in the order of the owners: nothing is sent.
-
-        Args:
-            num_rows: number of rows that this rank owns.
-            send_rows: places of those that others read, first those for rank 0.
-            send: the number of rows for each rank.
-            receive: the number of rows of each rank.
-            group: the ranks.
-        """
-        found = cls.__new__(cls)
-        found._plan(num_rows, send_rows, send, receive, group)
-        return found
-
     def _plan(
         self,
         num_rows: int,
@@ -123,7 +101,7 @@ class Halo:
         receive: Sequence[int],
         group: Group | None,
     ) -> None:
-        """What `planned` takes; the order of the halo's rows is that of their owners."""
+        """What `planned_halo` takes; the order of the halo's rows is that of their owners."""
         self.group, self.send, self.receive = group, list(send), list(receive)
         self.num_rows, self.num_halo, self.send_rows = num_rows, sum(receive), send_rows
         self._gather, self._sum = (
@@ -231,6 +209,27 @@ class Halo:
 
     def _joined(self, x: Tensor, arrived: Tensor) -> Tensor:
         return torch.cat([x, arrived if self._arrived is None else arrived[self._arrived]])
+
+
+def planned_halo(
+    num_rows: int,
+    send_rows: Tensor,
+    send: Sequence[int],
+    receive: Sequence[int],
+    group: Group | None,
+) -> Halo:
+    """A halo of which every rank knows its part, in the order of the owners: nothing is sent.
+
+    Args:
+        num_rows: number of rows that this rank owns.
+        send_rows: places of those that others read, first those for rank 0.
+        send: the number of rows for each rank.
+        receive: the number of rows of each rank.
+        group: the ranks.
+    """
+    found = Halo.__new__(Halo)
+    found._plan(num_rows, send_rows, send, receive, group)
+    return found
 
 
 def _constant(info: SparseScaleInfo) -> SparseScaleInfo:

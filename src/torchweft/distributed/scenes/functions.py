@@ -20,7 +20,7 @@ from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.distributed.agreement import agree
 from torchweft.distributed.directory import Sent, sent_in_parts, sent_to
-from torchweft.distributed.halo import Halo
+from torchweft.distributed.halo import Halo, planned_halo
 from torchweft.distributed.scenes.boxes import END, Box, bisected
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, integer
@@ -76,9 +76,9 @@ def shard_voxels(
         ShapeError, DTypeError: on every rank, arguments of some rank that are no part of one
             scene, or that differ between ranks.
 
-    Cost: memory for this rank's rows (and for its argument).  A map costs some exchanges of
-    tables; a call of a layer one exchange of the features next to the cuts, and one in its
-    backward pass.
+    Cost: memory for this rank's rows (and for its argument).  A map costs two exchanges of the
+    voxels next to the cuts; a call of a layer one of their features, and one in its backward pass.
+    Layers whose kernel is 1, or their stride where that divides `block`, exchange nothing.
 
     Example:
         >>> import torch
@@ -241,7 +241,7 @@ class VoxelShards:
         numbers = torch.stack(counts).tolist()  # the host waits for the GPU
         receive, send = numbers[: len(self.boxes)], numbers[len(self.boxes) :]
         wanted = places[_flagged(of_own, sum(send))]
-        halo = Halo.planned(num_rows, wanted, send, receive, self.group)
+        halo = planned_halo(num_rows, wanted, send, receive, self.group)
         return sent.rows[_flagged(used, sum(receive))], halo
 
     def _outputs(
