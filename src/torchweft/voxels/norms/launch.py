@@ -80,6 +80,10 @@ class Running(NamedTuple):
     momentum: float | None
 
 
+NONE_KEPT = (None, None, None, 0.0)
+"""What kernels take where no running statistics are kept."""
+
+
 def statistics(x: Tensor, running: Running | None = None) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of the channels of x (N, C), N at least 1; both (C,) in float32.
 
@@ -114,13 +118,14 @@ def joined(
     calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
     mean, var = x.new_empty((2, channels), dtype=torch.float32).unbind(0)
     count = of_ranks.new_empty(())
-    kept, momentum = _kept(running)
+    *kept, momentum = NONE_KEPT if running is None else running
     with current_device(x):
         kind = ("joined_statistics", running is None, momentum is None)
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), FOLD)
         tensors = (of_ranks, mean, var, count, *kept)
         kernel(-(-channels // FOLD.blocks[0]), tensors, (ranks, momentum or 0.0))
-    _changed(running)
+    if running is not None:
+        torch.autograd.graph.increment_version(running[:3])
     return mean, var, count
 
 
@@ -129,7 +134,8 @@ def _statistics(
 ) -> None:
     """Write the mean, the variance and the number of rows; change the running statistics."""
     rows, channels = x.shape
-    dtype, (kept, momentum) = found[0].dtype, _kept(running)
+    dtype = found[0].dtype
+    *kept, momentum = NONE_KEPT if running is None else running
     calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
     chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, parts, channels), dtype=torch.float32)
@@ -140,18 +146,6 @@ def _statistics(
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), TOTAL)
         tensors, numbers = (x, sums, *found, *kept), (rows, chunk, momentum or 0.0)
         kernel(calls.totals, tensors, numbers)
-    _changed(running)
-
-
-def _kept(running: Running | None) -> tuple[tuple[Tensor | None, ...], float | None]:
-    """(running mean, variance and number of batches, momentum) as kernels take them."""
-    if running is None:
-        return (None, None, None), 0.0
-    return running[:3], running.momentum
-
-
-def _changed(running: Running | None) -> None:
-    """Tell torch that a kernel has changed the running statistics."""
     if running is not None:
         torch.autograd.graph.increment_version(running[:3])
 
