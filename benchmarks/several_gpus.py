@@ -202,7 +202,7 @@ def scene(resolution: int, sharded: bool, part: Part) -> Call:
     feats = torch.randn(len(coords), FEATURES, generator=generator).to(part.device, dtype)
     if not sharded and part.size > 1:
         ids = [part.device.index] if part.device.type == "cuda" else None
-        model = DistributedDataParallel(model, device_ids=ids)
+        model = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
 
     def call() -> None:
         cloud = SparseTensor(feats, coords, shape, 1)

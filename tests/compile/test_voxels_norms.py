@@ -24,7 +24,8 @@ AFTER: dict[str, dict[str, Any]] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "statistics": {},
-    "total_statistics": {"CUMULATIVE": False},
+    "total_statistics": {"CUMULATIVE": False, "count_ptr": None},
+    "joined_statistics": {"CUMULATIVE": False},
     "total": {},
     "fold": {"added_ptr": None},
     **{
@@ -42,11 +43,12 @@ def build(name: str, dtype: str, channels: int) -> Build:
     tile = launch._tile(channels)
     if name.startswith("total"):
         tile = launch.TOTAL
-    elif name == "fold":
+    elif name in ("fold", "joined_statistics"):
         tile = launch.Tile((launch.MOST_CHANNELS,))
     blocks = dict(zip(names[len(names) - len(tile.blocks) :], tile.blocks, strict=True))
     constants = {n: v for n, v in CASES[name].items() if n in names} | blocks
     kinds = dict.fromkeys(ROWS, f"*{dtype}") | {"tracked_ptr": "*i64", "count_ptr": "*fp64"}
+    kinds["ranks_ptr"] = "*fp64"
     kinds |= {"eps": "fp32", "momentum": "fp32"}
     types = {
         n: kinds.get(n, "*fp32" if n.endswith("_ptr") else "i32")
@@ -54,7 +56,7 @@ def build(name: str, dtype: str, channels: int) -> Build:
         if n not in constants
     }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    wide = not name.startswith("total") and name != "fold"
+    wide = not name.startswith(("total", "joined")) and name != "fold"
     return Build(kernel, types, constants, options, ("C",), False, wide)
 
 

@@ -23,7 +23,7 @@ from torchweft.voxels import (
     SparseTensor,
 )
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS
-from torchweft.voxels.norms import launch
+from torchweft.voxels.norms import launch, torch_path
 from torchweft.voxels.norms.functions import batch_norm
 
 pytestmark = pytest.mark.kernels
@@ -320,3 +320,40 @@ def test_launches():
     backward = ["gradient_sums", "total", "gradient"]
     assert names(explain(y.backward, torch.randn_like(y))) == backward
     assert names(explain(norm.eval(), tensor, tensor, "relu")) == ["apply"]
+
+
+@pytest.mark.skipif(not BY_KERNELS, reason="kernels run in the interpreter or on a GPU")
+@pytest.mark.parametrize("momentum", [0.2, None])
+@pytest.mark.parametrize("cuts", [(50, 0, 25), (1, 74), (0, 0)])
+def test_statistics_of_ranks_are_those_of_all_rows(cuts, momentum, monkeypatch):
+    """Red with means of ranks that are not weighted, and a number that two programs write."""
+    monkeypatch.setattr(launch, "FOLD", launch.Tile((4,)))
+    x = rows_of(torch.float32, count=sum(cuts), spread=100)[0]
+    of_ranks = torch.stack([launch.statistics_of_rank(part) for part in x.split(cuts)])
+    ours, exact = (running_of(6, dtype, momentum) for dtype in (torch.float32, torch.float64))
+    mean, var, count = launch.joined(x, of_ranks, ours)
+    rough = running_of(6, torch.float32, momentum)
+    expected, plain = moments(x.double()), moments(x)
+    assert int(count) == len(x)
+    torch_path.track(exact, *expected, count)
+    torch_path.track(rough, *plain, count)
+    for one, other, third in zip(
+        (mean, var, *ours[:2]), (*expected, *exact[:2]), (*plain, *rough[:2]), strict=True
+    ):
+        noise = plain_error(third, other, torch.float32)
+        assert_as_accurate(one, other, noise + noise.max())
+    same(ours.tracked, exact.tracked)
+
+
+def moments(x):
+    """The mean and the biased variance of rows; 0 where there are none."""
+    mean = x.sum(0) / max(len(x), 1)
+    return mean, (x - mean).square().sum(0) / max(len(x), 1)
+
+
+def running_of(channels, dtype, momentum):
+    """Running statistics after a batch; without a momentum, the next is counted already."""
+    generator = torch.Generator().manual_seed(4)
+    mean, var = torch.rand(2, channels, generator=generator).to(DEVICE, dtype).unbind(0)
+    tracked = torch.tensor(2 if momentum is None else 1, device=DEVICE)
+    return launch.Running(mean, var, tracked, momentum)

@@ -12,13 +12,14 @@ PAIRS = "tests/distributed/test_pairs.py -k 3-"
 ALL_PAIRS = "tests/distributed/test_all_pairs.py"
 OWNERS = "tests/distributed/test_owners.py"
 SCENES = "tests/distributed/test_scenes.py"
+SCENE_COSTS = "tests/distributed/test_scene_costs.py"
 POTENTIALS = "tests/distributed/test_potentials.py"
 
 MUTANTS = [
     Mutant(
         "a halo's rows are left in the order of their owners",
-        "sorted_already = bool((order[1:] > order[:-1]).all())",
-        "sorted_already = True",
+        "if not bool((order[1:] > order[:-1]).all()):",
+        "if False:",
         f"{HALO} -k values",
     ),
     Mutant(
@@ -68,6 +69,25 @@ MUTANTS = [
         "first, last = min(first, 0), max(last, s - 1)",
         "pass",
         f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "layers whose ranks read no voxels of another exchange features",
+        "if not self._meet(reads, inputs.stride):",
+        "if False:",
+        SCENE_COSTS,
+    ),
+    Mutant(
+        "a rank sends the first voxels beside a cut, not those that are read",
+        "wanted = places[_flagged(of_own, sum(send))]",
+        "wanted = places[: sum(send)]",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "the host counts the rows of a halo at every call",
+        "arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
+        "assert torch.ones(1).item()\n"
+        "        arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
+        SCENE_COSTS,
     ),
     Mutant(
         "ranks keep outputs that are another's",

@@ -160,6 +160,13 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "means of ranks count alike, however many rows these have",
+        "        total += rows * mean\n",
+        "        total += count * mean\n",
+        f"{BATCH_NORM} -k ranks",
+        kernels=True,
+    ),
+    Mutant(
         "rows past the last count in a batch's statistics",
         "        d = tl.where((row < last)[:, None], d, 0.0)\n",
         "",

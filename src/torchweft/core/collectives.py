@@ -26,6 +26,7 @@ __all__ = [
     "begin",
     "exchange",
     "finish",
+    "gathered",
     "largest",
     "pass_on",
     "total",
@@ -71,6 +72,13 @@ def largest(x: Tensor, group: Group | None = None) -> Tensor:
     """max over the ranks of each element; it has no gradient."""
     x = x.detach()
     return x if world(group)[1] == 1 else _reduced(x, group, distributed.ReduceOp.MAX)
+
+
+def gathered(x: Tensor, group: Group | None = None) -> Tensor:
+    """(ranks, ...): x of each rank, of equal shape and dtype; it has no gradient."""
+    found = x.new_empty(world(group)[1], *x.shape)
+    distributed.all_gather_into_tensor(found.view(-1), x.detach().reshape(-1), group)
+    return found
 
 
 class _Total(torch.autograd.Function):

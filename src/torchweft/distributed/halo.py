@@ -23,7 +23,7 @@ from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeErro
 from torchweft.products.functions import sparse_scale
 from torchweft.products.infos import SparseScaleInfo, sparse_scale_infos
 
-__all__ = ["Halo", "HaloRows"]
+__all__ = ["Halo", "HaloRows", "planned_halo"]
 
 
 class HaloRows(NamedTuple):
@@ -59,6 +59,11 @@ class Halo:
                 [2.]])
     """
 
+    _order: Tensor | None
+    """The halo's rows in the order of their owners; None: they are in it."""
+    _arrived: Tensor | None
+    """Where each row of the halo is among those that arrive; None: in its place."""
+
     def __init__(self, global_ids: Tensor, needed: Tensor, group: Group | None = None) -> None:
         tables: list[Tensor] = []
 
@@ -77,28 +82,34 @@ class Halo:
         own, needed = tables
         owners = find_owners(own, needed, group)
         agree("Halo", lambda: _checked(own, needed, owners), group)
-        self.group = group
-        self._calls: Calls | None = None
-        self.num_rows, self.num_halo = len(own), len(needed)
-        self._plan(owners, needed)
-
-    def _plan(self, owners: Owners, needed: Tensor) -> None:
-        """Who sends which rows to whom, by one exchange of the rows' places at their owners."""
-        size = world(self.group)[1]
+        size = world(group)[1]
         order = owners.rank.argsort(stable=True)
-        self.receive: list[int] = torch.bincount(owners.rank, minlength=size).tolist()
-        counts = torch.tensor(self.receive, device=needed.device)
-        self.send: list[int] = exchange(counts, [1] * size, [1] * size, self.group).tolist()
-        wanted = exchange(owners.row[order], self.receive, self.send, self.group)
-        self.send_rows = wanted
-        self._gather, self._sum = (
-            _constant(info) for info in sparse_scale_infos(wanted, in_size=self.num_rows)
-        )
+        receive: list[int] = torch.bincount(owners.rank, minlength=size).tolist()
+        counts = torch.tensor(receive, device=needed.device)
+        send: list[int] = exchange(counts, [1] * size, [1] * size, group).tolist()
+        wanted = exchange(owners.row[order], receive, send, group)
+        self._plan(len(own), wanted, send, receive, group)
         arrived = torch.empty_like(order)
         arrived[order] = torch.arange(len(order), device=order.device)
-        sorted_already = bool((order[1:] > order[:-1]).all())
-        self._order: Tensor | None = None if sorted_already else order
-        self._arrived: Tensor | None = None if sorted_already else arrived
+        if not bool((order[1:] > order[:-1]).all()):
+            self._order, self._arrived = order, arrived
+
+    def _plan(
+        self,
+        num_rows: int,
+        send_rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        group: Group | None,
+    ) -> None:
+        """What `planned_halo` takes; the order of the halo's rows is that of their owners."""
+        self.group, self.send, self.receive = group, list(send), list(receive)
+        self.num_rows, self.num_halo, self.send_rows = num_rows, sum(receive), send_rows
+        self._gather, self._sum = (
+            _constant(info) for info in sparse_scale_infos(send_rows, in_size=num_rows)
+        )
+        self._order = self._arrived = None
+        self._calls: Calls | None = None
 
     @property
     def size(self) -> int:
@@ -213,6 +224,27 @@ class Halo:
 
     def _joined(self, x: Tensor, arrived: Tensor) -> Tensor:
         return torch.cat([x, arrived if self._arrived is None else arrived[self._arrived]])
+
+
+def planned_halo(
+    num_rows: int,
+    send_rows: Tensor,
+    send: Sequence[int],
+    receive: Sequence[int],
+    group: Group | None,
+) -> Halo:
+    """A halo of which every rank knows its part, in the order of the owners: nothing is sent.
+
+    Args:
+        num_rows: number of rows that this rank owns.
+        send_rows: places of those that others read, first those for rank 0.
+        send: the number of rows for each rank.
+        receive: the number of rows of each rank.
+        group: the ranks.
+    """
+    found = Halo.__new__(Halo)
+    found._plan(num_rows, send_rows, send, receive, group)
+    return found
 
 
 def _constant(info: SparseScaleInfo) -> SparseScaleInfo:

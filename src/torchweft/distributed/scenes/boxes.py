@@ -50,9 +50,13 @@ class Box(NamedTuple):
 
     def holds(self, rows: Tensor) -> Tensor:
         """(n,) bool: which rows (n, 1 + d) are inside."""
-        low, end = (torch.tensor(side, device=rows.device) for side in self)
-        rows = rows.long()
-        return ((rows >= low) & (rows < end)).all(1)
+        inside = rows.new_full((len(rows),), not self.empty, dtype=torch.bool)
+        for values, low, end in zip(rows.unbind(1), *self, strict=True):
+            if low > -END:
+                inside &= values >= low
+            if end < END:
+                inside &= values < end
+        return inside
 
     def divided(self, column: int, at: int) -> tuple[Box, Box]:
         """Below and from a place on."""

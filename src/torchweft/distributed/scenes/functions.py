@@ -4,6 +4,8 @@ A voxel c of stride t belongs to the rank in whose box the finest voxel c · t l
 knows the owner of every voxel of every layer, and a layer's outputs on a rank are those in its
 box.  When a map is built, ranks send each other the coordinates that the other's outputs can read;
 those that are read become a `Halo`, which completes the features at every call.
+Where the boxes tell that no rank reads voxels of another, as in a layer whose kernel is its stride,
+a map is that of one process, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from torch import Tensor
 from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.distributed.agreement import agree
-from torchweft.distributed.directory import sent_to
-from torchweft.distributed.halo import Halo
+from torchweft.distributed.directory import Sent, sent_in_parts, sent_to
+from torchweft.distributed.halo import Halo, planned_halo
 from torchweft.distributed.scenes.boxes import END, Box, bisected
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, integer
@@ -29,8 +31,9 @@ from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["VoxelShards", "shard_voxels"]
 
-Tables = tuple[Tensor, Tensor, Coordinates | None, Around]
-"""`kept` and `back` of a map, its outputs, None where they are the inputs, and what it numbers."""
+Tables = tuple[Tensor, Tensor | None, Coordinates | None, Around | None]
+"""`kept` and `back` of a map, its outputs, None where they are the inputs, and what it numbers,
+None where that is the inputs too."""
 
 
 def shard_voxels(
@@ -73,9 +76,9 @@ def shard_voxels(
         ShapeError, DTypeError: on every rank, arguments of some rank that are no part of one
             scene, or that differ between ranks.
 
-    Cost: memory for this rank's rows (and for its argument).  A map costs some exchanges of
-    tables; a call of a layer one exchange of the features next to the cuts, and one in its
-    backward pass.
+    Cost: memory for this rank's rows (and for its argument).  A map costs two exchanges of the
+    voxels next to the cuts; a call of a layer one of their features, and one in its backward pass.
+    Layers whose kernel is 1, or their stride where that divides `block`, exchange nothing.
 
     Example:
         >>> import torch
@@ -180,36 +183,66 @@ class VoxelShards:
         stride = output_stride(inputs.stride, shape) if onto is None else onto.stride
         facts = {"layer": shape, "inverse": inverse, "grid": inputs.grid, "output": stride}
         agree("kernel map", lambda: facts, self.group)
-        others, ids = self._received(inputs, shape, stride, inverse)
-        every = _voxels(torch.cat([inputs.rows, others]), inputs.grid)
-        outputs = self._outputs(every, shape, stride) if onto is None else onto
+        at = [box.at(stride) for box in self.boxes]
+        reads = [box if box.empty else _read_by(box, shape, inverse) for box in at]
+        if not self._meet(reads, inputs.stride):
+            return *self._apart(inputs, shape, onto), None
+        places, sent = self._received(inputs, reads)
+        outputs = onto
+        if onto is None:
+            every = _voxels(torch.cat([inputs.rows, sent.rows]), inputs.grid)
+            outputs = self._outputs(every, shape, stride)
         target = inputs if outputs is None else outputs
+        used = _reads(target, sent.rows, shape, inverse)
+        others, halo = self._halo(len(inputs), places, sent, used)
+        every = _voxels(torch.cat([inputs.rows, others]), inputs.grid)
         tables = _met(every, target, shape, inverse)
-        used = _by_row((tables[1] >= 0).any(0), every.order)[len(inputs) :]
-        if not used.all():
-            others, ids = others[used], ids[used]
-            every = _voxels(torch.cat([inputs.rows, others]), inputs.grid)
-            tables = _met(every, target, shape, inverse)
-        own = torch.arange(len(inputs), device=ids.device) * len(self.boxes) + self.rank
-        around = Around(every, Halo(own, ids, self.group))
-        return *tables, None if onto is not None else outputs, around
+        return *tables, None if onto is not None else outputs, Around(every, halo)
 
-    def _received(
-        self, inputs: Coordinates, shape: Geometry, stride: Sequence[int], inverse: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Voxels of others that own outputs can read, and their numbers: row · ranks + rank."""
-        size, rows, parts = len(self.boxes), inputs.rows, []
+    def _meet(self, reads: Sequence[Box], stride: Sequence[int]) -> bool:
+        """Whether outputs of some rank can read inputs of another: every rank knows it."""
+        return any(
+            own != other and box.at(stride).meets(read)
+            for own, box in enumerate(self.boxes)
+            for other, read in enumerate(reads)
+        )
+
+    def _apart(
+        self, inputs: Coordinates, shape: Geometry, onto: Coordinates | None
+    ) -> tuple[Tensor, Tensor | None, Coordinates | None]:
+        """The map of own voxels alone: all outputs that they meet are in this rank's box."""
+        if onto is not None:
+            return *meet(inputs, onto, shape), None
+        table, back, outputs = build_map(inputs, shape)
+        if outputs is not None:
+            outputs.shards = self
+        return table, back, outputs
+
+    def _received(self, inputs: Coordinates, reads: Sequence[Box]) -> tuple[Tensor, Sent]:
+        """The rows that were sent, and voxels of others that own outputs can read."""
+        rows, parts = inputs.rows, []
         own = self.boxes[self.rank].at(inputs.stride)
-        for rank, box in enumerate(self.boxes):
-            read = _read_by(box.at(stride), shape, inverse)
+        for rank, read in enumerate(reads):
             part = rows.new_empty(0, dtype=torch.int64)
-            if rank != self.rank and not box.empty and own.meets(read):
+            if rank != self.rank and own.meets(read):
                 part = read.holds(rows).nonzero().squeeze(1)
             parts.append(part)
-        order = torch.cat(parts)
-        told = torch.cat([rows[order].long(), order[:, None]], 1)
-        sent = sent_to(_repeated([len(p) for p in parts], rows.device), told, self.group)
-        return sent.rows[:, :-1].int(), sent.rows[:, -1] * size + sent.sender
+        places = torch.cat(parts)
+        return places, sent_in_parts(rows[places], [len(part) for part in parts], self.group)
+
+    def _halo(self, num_rows: int, places: Tensor, sent: Sent, used: Tensor) -> tuple[Tensor, Halo]:
+        """The voxels of others that are used, and what completes the features by theirs."""
+        of_own = exchange(used.byte(), sent.receive, sent.send, self.group).bool()
+        counts = [
+            part.sum()
+            for flags, parts in ((used, sent.receive), (of_own, sent.send))
+            for part in torch.split(flags, parts)
+        ]
+        numbers = torch.stack(counts).tolist()  # the host waits for the GPU
+        receive, send = numbers[: len(self.boxes)], numbers[len(self.boxes) :]
+        wanted = places[_flagged(of_own, sum(send))]
+        halo = planned_halo(num_rows, wanted, send, receive, self.group)
+        return sent.rows[_flagged(used, sum(receive))], halo
 
     def _outputs(
         self, every: Coordinates, shape: Geometry, stride: Sequence[int]
@@ -245,6 +278,25 @@ def _read_by(box: Box, shape: Geometry, inverse: bool) -> Box:
     return Box(tuple(low), tuple(end))
 
 
+def _reads(outputs: Coordinates, rows: Tensor, shape: Geometry, inverse: bool) -> Tensor:
+    """(n,) bool: which of the voxels in `rows` some output reads."""
+    offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
+    steps = torch.tensor((1, *shape.stride), device=rows.device)
+    if shape.transposed != inverse:
+        met = rows[:, None] * steps + offsets
+        found = outputs.find(met.flatten(0, 1)) >= 0
+    else:
+        met = rows[:, None] - offsets
+        found = outputs.find(met.div(steps, rounding_mode="floor").flatten(0, 1)) >= 0
+        found &= (met % steps == 0).all(2).flatten()
+    return found.view(met.shape[:2]).any(1)
+
+
+def _flagged(flags: Tensor, count: int) -> Tensor:
+    """The rows (count,) of the flags that are set, ascending; the host does not wait for them."""
+    return flags.logical_not().byte().argsort(stable=True)[:count]
+
+
 def _met(
     every: Coordinates, outputs: Coordinates, shape: Geometry, inverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -257,15 +309,6 @@ def _voxels(rows: Tensor, grid: Grid) -> Coordinates:
     found = Coordinates.of_ascending(rows, *grid)
     found.know(not len(rows), None)
     return found
-
-
-def _by_row(columns: Tensor, order: Tensor | None) -> Tensor:
-    """What is in canonical order, by row."""
-    return (
-        columns
-        if order is None
-        else torch.empty_like(columns).index_copy_(0, order.long(), columns)
-    )
 
 
 def _repeated(counts: Sequence[int], device: torch.device) -> Tensor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -104,9 +103,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
         shards, after = tensor.coordinates.shards, (feats, activation, self.backend)
         group = None if shards is None else shards.group
         if world(group)[1] > 1 and (self.training or (shards is not None and by_batch(self))):
-            y, (mean, var, count) = rank_norm(self, tensor.feats, *after, group=group)
-            if self.training and self.track_running_stats:
-                self._track(mean.detach(), var.detach(), count)
+            y = rank_norm(self, tensor.feats, *after, group=group)
         else:
             y = self._normalised(tensor.feats, *after)
         return tensor.replace(y)
@@ -127,22 +124,6 @@ class SparseBatchNorm(SparseModule, _NormBase):
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Called by torch's norm; `check` has seen the features."""
-
-    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        factor = self._step()
-        unbiased = var * count / (count - 1).clamp(min=1)
-        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
-            if running is not None:
-                kept = torch.lerp(running, value.to(running.dtype), factor)
-                running.copy_(torch.where(count > 0, kept, running))
-
-    def _step(self) -> float:
-        """Count this batch, and return its weight in the running statistics."""
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        if self.momentum is not None:
-            return self.momentum
-        return 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
 
 
 class SparseLayerNorm(SparseModule, nn.LayerNorm):

@@ -65,7 +65,7 @@ class KernelMap(NamedTuple):
             that it undoes.
         inverse: whether inputs and outputs are swapped.
         around: of voxels that are spread over ranks, the rows that the tables number as inputs:
-            this rank's, then those of others.
+            this rank's, then those of others; None where no rank reads voxels of another.
 
     Example:
         >>> import torch
@@ -151,7 +151,8 @@ class KernelMap(NamedTuple):
 
     def transpose(self) -> KernelMap:
         """The map with inputs and outputs swapped; kernel positions keep their numbers."""
-        if self.inputs.shards is not None:
+        if self.around is not None:
+            assert self.inputs.shards is not None
             return self.inputs.shards.transposed(self)
         back = self.table.flip(0) if self.back is None else self.back
         swapped = back, self.table, self.outputs, self.inputs

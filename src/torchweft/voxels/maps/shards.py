@@ -42,7 +42,7 @@ class Shards(Protocol):
         """The map of a layer onto own outputs, given or those of the geometry."""
 
     def transposed(self, found: KernelMap) -> KernelMap:
-        """The map with its sides swapped, onto own voxels."""
+        """The map with its sides swapped, onto own voxels; `found` has rows around."""
 
 
 def refuse(coordinates: Coordinates, what: str, remedy: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchweft.core import private
 from torchweft.core.backend import choose
-from torchweft.core.collectives import Group
+from torchweft.core.collectives import Group, gathered
 from torchweft.core.operators.operands import as_given, same_kind
 from torchweft.core.operators.operator import (
     PLAIN,
@@ -82,26 +82,25 @@ def rank_norm(
     backend: str | None = None,
     *,
     group: Group | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """act(norm(x) + residual) by the statistics of all ranks, and these: mean, var and count."""
+) -> Tensor:
+    """act(norm(x) + residual) by the statistics of all ranks, which the running ones follow."""
     residual = _checked(x, residual, activation)
     state = _state(norm)
+    running = _running(norm, *state[2:]) if norm.training else None
     if not _by_kernels(state, x, backend):
         rows = torch_path.wide(x)  # once: its gradient is rounded once
         found = torch_path.rank_statistics(rows, group)
         given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps)
-        return torch_path.normalised(rows, *given).to(x.dtype), found
-    size, x = x.shape[0], x.contiguous()
-    zero = x.new_zeros(x.shape[1], dtype=torch.float64)
-    own = launch.statistics(x) if size else (zero, zero)
-    mean, var = (t.double() for t in own)
-    squares = size * (var + mean.square())
-    found = torch_path.all_statistics(size * mean, squares, size, group)
-    mean, var = found[0].float(), found[1].float()
+        if running is not None:
+            torch_path.track(running, *found)
+        return torch_path.normalised(rows, *given).to(x.dtype)
+    x = x.contiguous()
+    of_ranks = gathered(launch.statistics_of_rank(x), group)
+    mean, var, count = launch.joined(x, of_ranks, running)
     rest = None if residual is None else residual.contiguous()
-    tensors = (norm.weight, norm.bias, rest, mean, var, found[2])
+    tensors = (norm.weight, norm.bias, rest, mean, var, count)
     name = private.group_name(group)
-    return batch_norm_op(x, *tensors, activation, "ranks", name, norm.eps), found
+    return batch_norm_op(x, *tensors, activation, "ranks", name, norm.eps)
 
 
 def by_batch(norm: BatchNorm) -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "fold_kernel",
     "gradient_kernel",
     "gradient_sums_kernel",
+    "joined_statistics_kernel",
     "statistics_kernel",
     "total_kernel",
     "total_statistics_kernel",
@@ -130,11 +131,11 @@ def statistics_kernel(
 
 @triton.jit(do_not_specialize=["rows", "chunk"])
 def total_statistics_kernel(
-    x_ptr, parts_ptr, mean_ptr, var_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
-    rows, chunk, momentum, C,
+    x_ptr, parts_ptr, mean_ptr, var_ptr, count_ptr,
+    running_mean_ptr, running_var_ptr, tracked_ptr, rows, chunk, momentum, C,
     CUMULATIVE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """mean and var of all parts; running += factor (value − running), of var N/(N−1) var.
+    """mean, var and count of all parts; running += factor (value − running), of var N/(N−1) var.
 
     factor is momentum; CUMULATIVE: 1 / tracked, the number of batches with this one, which is
     counted here otherwise.
@@ -162,13 +163,64 @@ def total_statistics_kernel(
     middle += _numbers(x_ptr, c, C, 0.0)
     tl.store(mean_ptr + c, middle, mask=c < C)
     tl.store(var_ptr + c, square / rows, mask=c < C)
+    if count_ptr is not None:
+        tl.store(count_ptr + 0 * c, rows, mask=c == 0)
     if running_mean_ptr is not None:
-        if CUMULATIVE:
-            momentum = 1.0 / tl.load(tracked_ptr).to(tl.float32)
-        elif tl.program_id(0) == 0:
-            tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+        momentum = _counted(tracked_ptr, momentum, CUMULATIVE)
         _track(running_mean_ptr, middle, momentum, c, C)
         _track(running_var_ptr, square / (rows - 1), momentum, c, C)
+
+
+@triton.jit(do_not_specialize=["ranks"])
+def joined_statistics_kernel(
+    ranks_ptr, mean_ptr, var_ptr, count_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
+    ranks, momentum, C,
+    CUMULATIVE: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """mean, var and count of the rows of all ranks, of those of each, added in float64.
+
+    Of each rank: C means, C variances and the number of rows.  `running` is as in
+    `total_statistics_kernel`, and stays as it is if no rank has a row.
+    """
+    c = _channels(C, BLOCK_C)[1]
+    count = tl.zeros((BLOCK_C,), tl.float64)
+    total = tl.zeros((BLOCK_C,), tl.float64)
+    for rank in range(ranks):
+        rows, mean, _ = _of_rank(ranks_ptr, rank, c, C)
+        count += rows
+        total += rows * mean
+    middle = total / tl.maximum(count, 1.0)
+    square = tl.zeros((BLOCK_C,), tl.float64)
+    for rank in range(ranks):
+        rows, mean, var = _of_rank(ranks_ptr, rank, c, C)
+        square += rows * (var + (mean - middle) * (mean - middle))
+    tl.store(mean_ptr + c, middle, mask=c < C)
+    tl.store(var_ptr + c, square / tl.maximum(count, 1.0), mask=c < C)
+    tl.store(count_ptr + 0 * c, count, mask=c == 0)
+    if running_mean_ptr is not None:
+        momentum = _counted(tracked_ptr, momentum, CUMULATIVE)
+        momentum = tl.where(count > 0, momentum, 0.0)
+        _track(running_mean_ptr, middle.to(tl.float32), momentum, c, C)
+        square = square / tl.maximum(count - 1.0, 1.0)
+        _track(running_var_ptr, square.to(tl.float32), momentum, c, C)
+
+
+@triton.jit
+def _of_rank(ptr, rank, c, C):
+    """(number of rows, their mean, their variance) of a rank, [BLOCK_C] each."""
+    ptr += rank * (2 * C + 1)
+    mean = tl.load(ptr + c, mask=c < C, other=0.0)
+    return tl.load(ptr + 2 * C), mean, tl.load(ptr + C + c, mask=c < C, other=0.0)
+
+
+@triton.jit
+def _counted(tracked_ptr, momentum, CUMULATIVE: tl.constexpr):
+    """The weight of this batch, which is counted."""
+    if CUMULATIVE:
+        momentum = 1.0 / tl.load(tracked_ptr).to(tl.float32)
+    elif tl.program_id(0) == 0:
+        tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+    return momentum
 
 
 @triton.jit

@@ -13,7 +13,17 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
 from torchweft.voxels.maps.gpu.tiles import kernel_for
 
-__all__ = ["Normal", "Running", "apply", "fold", "gradient", "gradient_sums", "statistics"]
+__all__ = [
+    "Normal",
+    "Running",
+    "apply",
+    "fold",
+    "gradient",
+    "gradient_sums",
+    "joined",
+    "statistics",
+    "statistics_of_rank",
+]
 
 ELEMENTS = 2048
 """Numbers in a block of rows and channels."""
@@ -70,30 +80,74 @@ class Running(NamedTuple):
     momentum: float | None
 
 
+NONE_KEPT = (None, None, None, 0.0)
+"""What kernels take where no running statistics are kept."""
+
+
 def statistics(x: Tensor, running: Running | None = None) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of the channels of x (N, C), N at least 1; both (C,) in float32.
 
     Running statistics take the mean and the variance times N / (N − 1), N at least 2.
     """
+    mean, var = x.new_empty((2, x.shape[1]), dtype=torch.float32).unbind(0)
+    _statistics(x, (mean, var, None), running)
+    return mean, var
+
+
+def statistics_of_rank(x: Tensor) -> Tensor:
+    """(2 C + 1,) in float64: mean and biased variance of the channels of x (N, C), then N."""
     rows, channels = x.shape
+    if not rows:
+        return x.new_zeros(2 * channels + 1, dtype=torch.float64)
+    found = x.new_empty(2 * channels + 1, dtype=torch.float64)
+    _statistics(x, (found[:channels], found[channels:-1], found[-1]), None)
+    return found
+
+
+def joined(
+    x: Tensor, of_ranks: Tensor, running: Running | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance (C,) in float32 and number, in float64, of the rows of all ranks.
+
+    Args:
+        x: (N, C), the rows of this rank.
+        of_ranks: (ranks, 2 C + 1), `statistics_of_rank` of each.
+        running: running statistics, see `statistics`.
+    """
+    ranks, channels = len(of_ranks), x.shape[1]
+    calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
+    mean, var = x.new_empty((2, channels), dtype=torch.float32).unbind(0)
+    count = of_ranks.new_empty(())
+    *kept, momentum = NONE_KEPT if running is None else running
+    with current_device(x):
+        kind = ("joined_statistics", running is None, momentum is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), FOLD)
+        tensors = (of_ranks, mean, var, count, *kept)
+        kernel(-(-channels // FOLD.blocks[0]), tensors, (ranks, momentum or 0.0))
+    if running is not None:
+        torch.autograd.graph.increment_version(running[:3])
+    return mean, var, count
+
+
+def _statistics(
+    x: Tensor, found: tuple[Tensor, Tensor, Tensor | None], running: Running | None
+) -> None:
+    """Write the mean, the variance and the number of rows; change the running statistics."""
+    rows, channels = x.shape
+    dtype = found[0].dtype
+    *kept, momentum = NONE_KEPT if running is None else running
     calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
     chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, parts, channels), dtype=torch.float32)
-    mean, var = x.new_empty((2, channels), dtype=torch.float32).unbind(0)
-    kept: tuple[Tensor | None, ...] = (None, None, None)
-    momentum: float | None = 0.0
-    if running is not None:
-        kept, momentum = running[:3], running.momentum
     with current_device(x):
         kernel = calls.kernels.get("statistics") or calls.made("statistics")
         kernel(parts * calls.columns, (x, sums), (rows, chunk))
-        kind = ("total_statistics", running is None, momentum is None)
+        kind = ("total_statistics", running is None, momentum is None, dtype)
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), TOTAL)
-        tensors, numbers = (x, sums, mean, var, *kept), (rows, chunk, momentum or 0.0)
+        tensors, numbers = (x, sums, *found, *kept), (rows, chunk, momentum or 0.0)
         kernel(calls.totals, tensors, numbers)
     if running is not None:
         torch.autograd.graph.increment_version(running[:3])
-    return mean, var
 
 
 def apply(x: Tensor, normal: Normal) -> Tensor:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from torchweft.core.collectives import Group, all_sum
 from torchweft.voxels.convolution.epilogue import Epilogue
+from torchweft.voxels.norms.launch import Running
 
 __all__ = [
-    "all_statistics",
     "normalised",
     "rank_statistics",
     "scale_and_shift",
+    "track",
     "wide",
 ]
 
@@ -44,19 +45,24 @@ def rank_statistics(rows: Tensor, group: Group | None = None) -> tuple[Tensor, T
     squares = (rows - near).square().sum(0).double()
     near = near.double()
     squares = squares + near * (2 * total - size * near)
-    return all_statistics(total, squares, size, group)
-
-
-def all_statistics(
-    total: Tensor, squares: Tensor, size: int, group: Group | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and number of rows of all ranks, from the sums of this one."""
     channels = len(total)
     sums = all_sum(torch.cat([total, squares, total.new_full((1,), size)]), group)
     total, squares, count = sums[:channels], sums[channels:-1], sums[-1]
     mean = total / count.clamp(min=1)
     var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
     return mean, var, count.detach()
+
+
+def track(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """Running statistics that follow those of a batch, unless it has no rows."""
+    tracked, momentum = running.tracked, running.momentum
+    if momentum is not None:
+        tracked.add_(1)
+    unbiased = var * count / (count - 1).clamp(min=1)
+    for kept, value in ((running.mean, mean), (running.var, unbiased)):
+        weight = tracked.to(kept.dtype).reciprocal() if momentum is None else momentum
+        found = torch.lerp(kept, value.detach().to(kept.dtype), weight)
+        kept.copy_(torch.where(count > 0, found, kept))
 
 
 def scale_and_shift(

@@ -1,0 +1,107 @@
+"""What a step on one scene over ranks costs: collectives, waits of the host, pairs of voxels.
+
+Seen red with: an exchange where no rank reads voxels of another, numbers that the host reads at
+every call, pairs that two ranks compute.
+"""
+
+import contextlib
+import sys
+from collections import Counter
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.distributed.test_scenes import network_of, score, whole_scene
+from tests.ranks import run
+from torchweft import voxels
+from torchweft.distributed import agreement, shard_voxels
+
+READS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "is_nonzero")
+"""Operations of torch for which the host waits for a GPU; and `tolist`."""
+COLLECTIVES = ("allreduce", "allgather", "exchange")
+
+NORMS = 4
+BESIDE = 6
+"""Layers that read voxels of other ranks: all but `down` and `undown`, whose kernel is their
+stride."""
+MAPS, MAPS_BESIDE = 6, 5
+"""Maps of three levels, of two layers down and of one up, that read voxels of other ranks but one:
+`down`, whose map is that of `undown` as well."""
+CHECKS = 4
+"""Reads of a map that check its tables; two of them on a CPU alone."""
+
+
+class Watch(TorchDispatchMode):
+    """Counts collectives, and reads of numbers that stand on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.collectives = Counter(), Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.reads.update(part for part in READS if part in name)
+        self.collectives.update(part for part in COLLECTIVES if part in name)
+        return function(*args, **(kwargs or {}))
+
+    def tolist(self, tensor):
+        if sys._getframe(2).f_globals["__name__"] != agreement.__name__:  # it reads the host's own
+            self.reads["tolist"] += 1
+        return _TOLIST(tensor)
+
+
+_TOLIST = torch.Tensor.tolist
+
+
+@contextlib.contextmanager
+def watched():
+    watch = Watch()
+    with mock.patch.object(torch.Tensor, "tolist", lambda t: watch.tolist(t)), watch:
+        yield watch
+
+
+def step(network, tensor):
+    network.zero_grad()
+    score(network(tensor)).backward()
+
+
+def steps_of_rank(rank, size, group):
+    """(collectives, reads) of a step on a new scene and of the next one, and its maps' pairs."""
+    tensor, network = whole_scene("two"), network_of("torch")
+    cut = shard_voxels(tensor, rank, size, block=4, group=group)
+    cut = cut.replace(cut.F.detach().requires_grad_())
+    found = []
+    for _ in range(2):
+        with watched() as watch:
+            step(network, cut)
+        found.append((dict(watch.collectives), dict(watch.reads)))
+    return found, pairs(cut)
+
+
+def pairs(tensor):
+    """Pairs of voxels that meet in layers of all kinds."""
+    layers = [(3, 1, True), (1, 1, True), (2, 2, False), (3, 2, False)]
+    maps = [
+        voxels.kernel_map(tensor, kernel_size=k, stride=s, submanifold=sub) for k, s, sub in layers
+    ]
+    return [int(each.counts.sum()) for each in (*maps, *[m.transpose() for m in maps])]
+
+
+def test_collectives_and_waits_of_a_step():
+    ranks = run(steps_of_rank, 2)
+    whole = pairs(whole_scene("two"))
+    for ((fresh, reads), (again, late)), _ in ranks:
+        assert late == {}
+        assert again == {"allreduce": 2 * NORMS + BESIDE, "exchange": 2 * BESIDE}
+        told = MAPS + MAPS_BESIDE  # what a map is, and how many voxels go to whom
+        sent = 2 * MAPS_BESIDE  # voxels there, and back which of them are read
+        assert fresh == {
+            "allreduce": again["allreduce"] + told,
+            "exchange": again["exchange"] + sent,
+        }
+        assert reads["nonzero"] == reads["tolist"] == MAPS_BESIDE
+        assert reads["_local_scalar_dense"] <= CHECKS * MAPS_BESIDE
+    of_ranks = [part for _, part in ranks]
+    assert [sum(parts) for parts in zip(*of_ranks, strict=True)] == whole
+    assert all(max(parts) < 2 * total / 3 for *parts, total in zip(*of_ranks, whole, strict=True))
