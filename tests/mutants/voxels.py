@@ -189,8 +189,8 @@ MUTANTS = [
     ),
     Mutant(
         "torch does not see running statistics change",
-        "        torch.autograd.graph.increment_version(running[:3])\n",
-        "        pass\n",
+        "        kernel(calls.totals, tensors, numbers)\n    if running is not None:\n",
+        "        kernel(calls.totals, tensors, numbers)\n    if False:\n",
         BATCH_NORM,
         kernels=True,
     ),
