@@ -23,7 +23,7 @@ from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeErro
 from torchweft.products.functions import sparse_scale
 from torchweft.products.infos import SparseScaleInfo, sparse_scale_infos
 
-__all__ = ["Halo", "HaloRows", "planned_halo"]
+__all__ = ["Halo", "HaloRows", "calls_inside", "planned_halo"]
 
 
 class HaloRows(NamedTuple):
@@ -174,16 +174,6 @@ class Halo:
         added: Tensor = own + _scaled(arrived, self._sum, self.num_rows)
         return added
 
-    @contextlib.contextmanager
-    def inside(self, calls: Calls) -> Iterator[None]:
-        """While active, calls of this halo are compared as calls inside another."""
-        before, self._calls = self._calls, calls
-        try:
-            yield
-        finally:
-            self._calls = before
-            calls.wait()
-
     def _alone(self) -> bool:
         return world(self.group)[1] == 1
 
@@ -224,6 +214,17 @@ class Halo:
 
     def _joined(self, x: Tensor, arrived: Tensor) -> Tensor:
         return torch.cat([x, arrived if self._arrived is None else arrived[self._arrived]])
+
+
+@contextlib.contextmanager
+def calls_inside(halo: Halo, calls: Calls) -> Iterator[None]:
+    """While active, calls of the halo are compared as calls inside another."""
+    before, halo._calls = halo._calls, calls
+    try:
+        yield
+    finally:
+        halo._calls = before
+        calls.wait()
 
 
 def planned_halo(

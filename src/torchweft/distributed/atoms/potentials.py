@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchweft.core import private
 from torchweft.core.collectives import Group, total, world
 from torchweft.distributed.agreement import Calls
-from torchweft.distributed.halo import Halo
+from torchweft.distributed.halo import Halo, calls_inside
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.adapters.sources import reading, reads_sources
 
@@ -91,7 +91,7 @@ def potential(
         halo.group,
         kept.get(kind, ()),
     )
-    with halo.inside(calls), reading(halo.num_rows, halo):
+    with calls_inside(halo, calls), reading(halo.num_rows, halo):
         found = model(dict(data), **options)
     if calls.made:
         kept[kind] = calls.made
