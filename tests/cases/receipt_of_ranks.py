@@ -48,11 +48,13 @@ def check_ranks(
             [sys.executable, "-m", "pytest", "-q", "-p", "tests.cases.ended_tests", *which],
             env=os.environ | {"TORCHWEFT_TEST_RANKS": device, FILE: str(ended)},
         )
-        while process.poll() is None and (deadline is None or time.monotonic() < deadline):
-            time.sleep(EVERY_S)
-            yield _receipt(ended, machine, begun)
-        process.terminate()
-        process.wait()
+        try:
+            while process.poll() is None and (deadline is None or time.monotonic() < deadline):
+                time.sleep(EVERY_S)
+                yield _receipt(ended, machine, begun)
+        finally:
+            process.terminate()
+            process.wait()
         yield _receipt(ended, machine, begun)
 
 
