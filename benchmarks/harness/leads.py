@@ -42,7 +42,6 @@ KNOWN = {
     ("o3_cpu", "fully_connected_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_l2_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_scalars_200"): "operators of torch, a few µs each",
-    ("o3_cpu", "harmonics_l2_200"): "operators of torch, a few µs each",
 }
 """What bounds a case, where its rows do not tell."""
 

@@ -8,10 +8,10 @@ at the distance of the last neighbour, boxes of other nodes, heaps ordered by di
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweft
 from tests.conftest import INTERPRETED
+from tests.host_waits import steps
 from torchweft.reductions import BlockSparsity, Vi, Vj
 from torchweft.reductions.engine import nearest as knn
 from torchweft.reductions.engine import tree
@@ -216,20 +216,17 @@ def test_the_host_reads_points_twice_before_it_looks(monkeypatch):
         return torch.zeros(len(x), k, dtype=torch.int64), next(looks)
 
     monkeypatch.setattr(knn, "_look", look)
-    read, plain = [], torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: read.append("box") or plain(t))
+    found = steps(lambda: nearest(draw(500, 3), draw(400, 3, seed=1), 4))
+    assert found == ["read", "read", "rows", "rows"]
 
-    class Reads(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            name = function.overloadpacket.__name__
-            masks = name == "index" and any(t.dtype == torch.bool for t in args[1])
-            if masks or name in ("_local_scalar_dense", "nonzero"):
-                read.append(name)
-            return function(*args, **(kwargs or {}))
 
-    with Reads():
-        nearest(draw(500, 3), draw(400, 3, seed=1), 4)
-    assert read == ["box", "_local_scalar_dense", "nonzero", "index"]
+@pytest.mark.parametrize("dim", [1, 3])
+def test_boxes_wider_than_their_dtype(monkeypatch, dim):
+    """Their sides are infinite; seen red with ends that are finite alone."""
+    monkeypatch.setattr(knn, "worth_a_tree", lambda *_: False)
+    y = torch.linspace(-1, 1, 9, dtype=torch.float64).unsqueeze(1).expand(9, dim)
+    y = y * torch.finfo(torch.float64).max
+    assert nearest(y, y, 1)[:, 0].tolist() == list(range(9))
 
 
 def test_cost():

@@ -89,6 +89,12 @@ MUTANTS = [
         TIES,
     ),
     Mutant(
+        "cells are made of points whose sides are infinite",
+        "itertools.chain(*of_x, low, high, sides)",
+        "itertools.chain(*of_x, low, high)",
+        "tests/contract/test_reductions_knn.py -k wider",
+    ),
+    Mutant(
         "cells two beside a query's are left out",
         "2: (-1, 2)}",
         "2: (-1,)}",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,8 @@ def _nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
         return _among_all(x, y, k)
     ends = torch.stack([*x.aminmax(dim=0), *y.aminmax(dim=0)]).double()
     *of_x, low, high = ends.tolist()  # the host waits once; NaN is the end of an axis that has one
-    if not all(map(math.isfinite, itertools.chain(*of_x, low, high))):
+    sides = map(operator.sub, high, low)
+    if not all(map(math.isfinite, itertools.chain(*of_x, low, high, sides))):
         return _among_all(x, y, k)
     if not x.is_cuda and worth_a_tree(len(x), len(y), x.shape[1], k):
         return nearest_by_tree(x, y, k)
