@@ -1,6 +1,6 @@
 """Weights trained through the stand-in, in the real spconv: the same classes of voxels.
 
-Seen red with: weights of the first step in the place of the last.
+Seen red with: weights that are not loaded.
 """
 
 import pytest

@@ -59,7 +59,7 @@ def test_a_step_is_along_its_own_gradient():
 
 
 def test_both_libraries_stand_on_the_page(tmp_path):
-    """Seen red with: the lead turned round, shares of the other direction."""
+    """Seen red with: the lead turned round, shares of voxels that differ."""
     found = json.loads((RESULTS / "cpu" / "train_segmentation.json").read_text())
     for of, times in (("ms_a_step", 1.5), ("training_s", 1.25), ("last_loss", 1.0)):
         found[of]["spconv"] = times * found[of]["torchweft"]
