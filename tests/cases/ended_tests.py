@@ -20,12 +20,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _write({"all": [item.nodeid for item in session.items]})
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # the process that began the workers hears of each test too
-    if report.when == "call" or not report.passed:
-        told = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
-        _write({"name": report.nodeid, "ended": report.outcome, "told": told})
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that began the workers hears of each test
+        config.pluginmanager.register(Ended())
+
+
+class Ended:
+    """Writes what each test came to."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            told = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+            _write({"name": report.nodeid, "ended": report.outcome, "told": told})
 
 
 def _write(line: dict[str, Any]) -> None:

@@ -122,7 +122,8 @@ def test_the_receipt_of_ranks_names_what_failed_and_what_is_missing(tmp_path, mo
     """Red before: a receipt at the end alone, so that a run that was ended left nothing.
 
     And seen red with skipped tests among the checks, a test that is torn down wrongly counted
-    twice, and a run that takes all tests up again.
+    twice, a run that takes all tests up again, and a run in a worker of pytest-xdist that wrote
+    nothing.
     """
     (tmp_path / "test_three.py").write_text(PROGRAM)
     monkeypatch.setenv("SECONDS_OF_A_TEST", "60")
