@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from tests.conftest import INTERPRETED
 from torchweft import explain, o3
 from torchweft.o3.hidden_layers import functions
+from torchweft.o3.layers import networks
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.contract import assert_same_bits
 
@@ -35,10 +36,14 @@ WIDTHS = {
 }
 
 
+def everywhere(tensor):
+    return True
+
+
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
     """Tensors of the interpreter are taken as those on a GPU."""
-    monkeypatch.setattr(functions, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(networks, "on_gpu", everywhere)
 
 
 def network(widths, **options):
@@ -127,10 +132,9 @@ def launched(function, monkeypatch):
 def test_launches(monkeypatch):
     """Without gradients t is not stored; forces sum no gradients of matrices."""
     net, x = network(WIDTHS["MACE's"]), draw(9, 8)
-    functions_on_gpu = lambda tensor: True  # noqa: E731
 
     def run(function):
-        monkeypatch.setattr(functions, "_on_gpu", functions_on_gpu)
+        monkeypatch.setattr(networks, "on_gpu", everywhere)
         return launched(function, monkeypatch)
 
     with torch.no_grad():
@@ -181,7 +185,7 @@ def test_what_kernels_do_not_serve_goes_layer_by_layer(monkeypatch):
     }
     for case in cases.values():
         assert launched(case, monkeypatch) == []
-        monkeypatch.setattr(functions, "_on_gpu", lambda tensor: True)
+        monkeypatch.setattr(networks, "on_gpu", everywhere)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert network((8, 16)).hidden(x).dtype == torch.bfloat16
     with forward_ad.dual_level():

@@ -131,7 +131,7 @@ def functions_of_edges():
 
 LAYERS = {
     "functions of edges": (functions_of_edges, ["rows"], 20),
-    "network": (network, ["rows", "rows"], 61),
+    "network": (network, ["rows", "rows"], 62),
     "radial basis": (radial_basis, ["rows"], 18),
     "harmonics": (harmonics, ["rows"], 18),
     "harmonics by name": (harmonics_by_name, ["rows"], 18),

@@ -28,7 +28,7 @@ from torchweft.core.printing.modules import printed
 from torchweft.o3.hidden_layers.source import HIDDEN_LAYERS, HiddenLayers, KernelSpec, source
 from torchweft.products.tiles import has_wgmma
 
-__all__ = ["MOST_LAYERS", "MOST_WIDTH", "hidden_layers", "serves"]
+__all__ = ["MOST_LAYERS", "MOST_WIDTH", "hidden_layers", "on_gpu", "serves"]
 
 MOST_LAYERS = 4
 MOST_WIDTH = 64
@@ -41,23 +41,27 @@ PROGRAMS_PER_PROCESSOR = 2
 """Programs that share a sum over rows, each with gradients of the matrices of its own."""
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether kernels may serve a tensor."""
+    return tensor.is_cuda
+
+
 def serves(layers: HiddenLayers, x: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Whether kernels compute these layers: in float32, on a GPU whose warp groups multiply.
+    """Whether kernels compute these layers: in float32, on GPUs whose warp groups multiply.
 
     Other GPUs keep both factors of a product in registers, where these do not fit.
     """
-    if not _on_gpu(x) or torch.is_autocast_enabled(x.device.type):
-        return False
-    if compiling() or transformed() or forward_level() >= 0:
+    if (
+        torch.is_autocast_enabled(x.device.type)
+        or compiling()
+        or transformed()
+        or forward_level() >= 0
+    ):
         return False
     plain = all(
         t.dtype == torch.float32 and t.device == x.device and unwatched(t) for t in (x, *weights)
     )
     return plain and _fits(layers, x.device)
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ from torch.nn import functional
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.hidden_layers.functions import hidden_layers, serves
+from torchweft.o3.hidden_layers.functions import hidden_layers, on_gpu, serves
 from torchweft.o3.hidden_layers.source import HiddenLayers
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
@@ -293,10 +293,10 @@ class FullyConnectedNet(nn.Sequential):
         """
         check_last("x", x, self.hs[0])
         layers = self._layers()
-        weights = [layer.weight for layer in layers[:-1]]
-        fused = self._fused(layers)
-        if fused is not None and serves(fused, x, weights):
-            return hidden_layers(fused, x, weights)
+        if on_gpu(x):
+            weights, fused = [layer.weight for layer in layers[:-1]], self._fused(layers)
+            if fused is not None and serves(fused, x, weights):
+                return hidden_layers(fused, x, weights)
         factor = layers[0].before if layers else 1.0
         for layer, following in itertools.pairwise(layers):
             x, factor = layer.between(factor, x, layer.after * following.before)
