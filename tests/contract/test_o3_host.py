@@ -207,6 +207,19 @@ def test_kernels_of_each_order(name, launched):
         assert launched == ["rows"] * launches
 
 
+def test_items_without_a_path_take_no_launch(launched):
+    """Neither of z nor of the gradient of x.   Seen red with: results filled with zeros before."""
+    layer = o3.Linear("48x0e+16x1o", "32x0e+16x2e")
+    x = torch.randn(ROWS, 96, requires_grad=True)
+
+    def call():
+        z = layer(x)
+        torch.autograd.grad(z, x, z.detach())
+
+    assert "zero" not in computing(call)
+    assert launched == ["mixing_direct"] * 2
+
+
 def test_weights_of_a_contraction_are_made_once(launched):
     """For its value and gradients of each order, and they have one gradient for all parameters.
 

@@ -440,6 +440,28 @@ MUTANTS = [
         f"{ADAPTERS} no_layer_is_marked",
     ),
     Mutant(
+        "items without a path are not written by products of weights as they are",
+        "in sorted(groups(mixing, result), key=",
+        "in sorted([g for g in groups(mixing, result) if g.paths], key=",
+        f"{MIXING} -k test_shared_weights",
+        kernels=True,
+    ),
+    Mutant(
+        "items without a path are not written by products of prepared weights",
+        "for group in merged(mixing, result):\n        factors = [",
+        "for group in merged(mixing, result):\n        if not group.paths:\n"
+        "            continue\n        factors = [",
+        f"{MIXING} -k test_shared_weights",
+        kernels=True,
+    ),
+    Mutant(
+        "items without a path are not zero where rows have weights of their own",
+        "if group.paths or not paths)",
+        "if True)",
+        f"{MIXING} -k own_weights",
+        kernels=True,
+    ),
+    Mutant(
         "matrices with elements inside are read in rows that follow each other",
         '+ {_behind(n)}", path.weight * elements, n * elements',
         '+ {_behind(n)}", path.weight * elements, n',
