@@ -16,6 +16,7 @@ GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
 SORTING = "tests/contract/test_o3_sorting.py"
 ENERGIES = "tests/contract/test_o3_energies.py"
+HIDDEN = "tests/contract/test_o3_hidden_layers.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
@@ -363,6 +364,34 @@ MUTANTS = [
         'if rest[0] == "shifted" and needed[1]:',
         'if rest[0] == "shifted" and False:',
         f"{EDGES} -k values",
+    ),
+    Mutant(
+        "gradients of the first hidden matrix lack its factor",
+        'yield f"sum *= {spec.layers.before!r}"',
+        "pass",
+        f"{HIDDEN} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "gradients of hidden matrices are those of the last tile",
+        "inside & (begin > first)",
+        "inside & (begin < 0)",
+        f"{HIDDEN} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "third derivatives of hidden layers count those through g twice",
+        "every = [t.view_as(t) if t.requires_grad else",
+        "every = [t if t.requires_grad else",
+        f"{HIDDEN} -k three",
+        kernels=True,
+    ),
+    Mutant(
+        "forces sum gradients of hidden matrices",
+        "summed = any(used(ctx, ctx.needs_input_grad[1:], inputs)[1:])",
+        "summed = any(ctx.needs_input_grad[2:])",
+        f"{HIDDEN} -k launches",
+        kernels=True,
     ),
     Mutant(
         "energies of graphs take nodes in the order of rows",

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "add_product",
     "outer_kernel",
     "rows_kernel",
     "split_kernel",
@@ -189,7 +190,7 @@ def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
 
 
 @triton.jit
-def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
+def add_product(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """acc + x @ y.  Factors of different dtypes are converted to the accumulator's.
 
     bf16x6 forms products of fp32 numbers from six of their parts and leaves out 2⁻²⁴ of each;
@@ -197,7 +198,7 @@ def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
     since tl.dot's own form adds each product to an accumulator of its own.
     """
     if x.dtype != y.dtype:
-        return _dot(x.to(ACC), y.to(ACC), acc, ACC, PRECISION)
+        return add_product(x.to(ACC), y.to(ACC), acc, ACC, PRECISION)
     elif PRECISION == "bf16x6":
         x_high, x_middle, x_low = _split(x)
         y_high, y_middle, y_low = _split(y)
@@ -263,7 +264,7 @@ def vecmat_batch_kernel(
         sums = acc
         if scale_ptr is not None:
             sums = tl.zeros_like(acc)
-        sums = _dot(x, y, sums, ACC, PRECISION)
+        sums = add_product(x, y, sums, ACC, PRECISION)
         if scale_ptr is not None:
             scale = tl.load(scale_ptr + _row_of(term_ptr, entry, True)).to(ACC)
             sums = acc + scale * sums
@@ -372,7 +373,7 @@ def vecmat_group_kernel(
         x_mask, y_mask = live[:, None] & (k < K)[None, :], (k < K)[:, None] & (c < C)[None, :]
         x = tl.load(x_row + k[None, :] * stride_xc, mask=x_mask, other=0.0)
         y = tl.load(y_row + k[:, None] * stride_yk + c[None, :] * stride_yc, mask=y_mask, other=0.0)
-        acc = _dot(x, y, acc, ACC, PRECISION)
+        acc = add_product(x, y, acc, ACC, PRECISION)
     if scale_ptr is not None:
         term = _row_of(term_ptr, entry, live)
         acc *= tl.load(scale_ptr + term, mask=live, other=0.0).to(ACC)[:, None]
@@ -471,6 +472,6 @@ def outer_kernel(
             if BLOCK_K == 1:
                 acc += tl.trans(x).to(ACC) * y.to(ACC)
             else:
-                acc = _dot(tl.trans(x), y, acc, ACC, PRECISION)
+                acc = add_product(tl.trans(x), y, acc, ACC, PRECISION)
     z = z_ptr + (row * C + c)[:, None] * D + d[None, :]
     tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])

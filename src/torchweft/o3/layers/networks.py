@@ -3,9 +3,11 @@
 normalize2mom       c f(x),  c = <f(t)²>^(-1/2) over normal t
 FullyConnectedNet   x_{k+1} = √v c f(x_k W_k / √(h_k v_k)),  the last layer without f
 
-On a GPU a function of PRINTED is one kernel, with the factors before and behind it, and so is each
-of its derivatives; torch's own takes up to a dozen for a second derivative.  Other functions, and
-all on a CPU, are torch's: its loops over numbers need no compilation there.
+On a GPU the hidden layers of a float32 network with SiLU are one kernel, and so is each of their
+first two derivatives.  Elsewhere a function of PRINTED is one kernel there, with the factors before
+and behind it, and so is each of its derivatives; torch's own takes up to a dozen for a second
+derivative.  Other functions, and all on a CPU, are torch's: its loops over numbers need no
+compilation there.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from torch.nn import functional
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.hidden_layers.functions import hidden_layers, serves
+from torchweft.o3.hidden_layers.source import HiddenLayers
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
 from torchweft.o3.row_programs import activation_key
@@ -289,6 +293,10 @@ class FullyConnectedNet(nn.Sequential):
         """
         check_last("x", x, self.hs[0])
         layers = self._layers()
+        weights = [layer.weight for layer in layers[:-1]]
+        fused = self._fused(layers)
+        if fused is not None and serves(fused, x, weights):
+            return hidden_layers(fused, x, weights)
         factor = layers[0].before if layers else 1.0
         for layer, following in itertools.pairwise(layers):
             x, factor = layer.between(factor, x, layer.after * following.before)
@@ -308,6 +316,13 @@ class FullyConnectedNet(nn.Sequential):
             )
         matrix: Tensor = layers[-1].weight
         return matrix
+
+    def _fused(self, layers: list[Any]) -> HiddenLayers | None:
+        """The layers but the last one, for a kernel of all; None: not all have SiLU."""
+        if any(layer.act is None or layer.act.printed != "silu" for layer in layers[:-1]):
+            return None
+        after = [one.after * following.before for one, following in itertools.pairwise(layers)]
+        return HiddenLayers(tuple(self.hs[:-1]), layers[0].before, tuple(after)) if after else None
 
     def _layers(self) -> list[Any]:
         return list(self.children())
