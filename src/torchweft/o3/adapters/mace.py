@@ -40,7 +40,7 @@ MODELS = (
 """Models in which no layer but those that are replaced reads components: rows are ir_mul there."""
 
 LINEAR = ("node_embedding", "atomic_energies_fn")
-"""Parts of a model that are linear in attributes of nodes; results are NaN where theirs are."""
+"""Parts of a model that are linear in the attributes of nodes: rows of NaN make results NaN."""
 
 
 def from_mace(model: nn.Module) -> nn.Module:
