@@ -32,7 +32,7 @@ def test_lists(lists: int, target: str, check: Check) -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_columns(target: str, check: Check) -> None:
     made = rows._columns_kernel(CPU, torch.float32, 10)
-    types = {"x_ptr": "*fp32", "number_ptr": "*fp32", "column_ptr": "*i64"}
+    types = {"x_ptr": "*fp32", "marked_ptr": "*fp32", "column_ptr": "*i64"}
     check(_build(kernels.columns_of_rows, made, types, {}), f"columns, {target}", target)
 
 

@@ -138,7 +138,7 @@ LAYERS = {
     "harmonics of many sizes": (harmonics_of_many_sizes, ["rows"], 18),
     "linear": (linear, ["mixing_direct"], 22),
     "by element": (by_element, ["mixing_direct"], 28),
-    "contraction": (contraction, ["rows", "symmetric_z"], 26),
+    "contraction": (contraction, ["rows", "symmetric_z"], 39),
     "product": (lambda: product("uvu"), None, 18),
     "mixed product": (lambda: product("uvw"), None, 34),
     "convolution": (convolution, None, 18),
@@ -207,6 +207,50 @@ def test_kernels_of_each_order(name, launched):
         assert launched == ["rows"] * launches
 
 
+def test_items_without_a_path_take_no_launch(launched):
+    """Neither of z nor of the gradient of x.   Seen red with: results filled with zeros before."""
+    layer = o3.Linear("48x0e+16x1o", "32x0e+16x2e")
+    x = torch.randn(ROWS, 96, requires_grad=True)
+
+    def call():
+        z = layer(x)
+        torch.autograd.grad(z, x, z.detach())
+
+    assert "zero" not in computing(call)
+    assert launched == ["mixing_direct"] * 2
+
+
+def test_weights_of_a_contraction_are_made_once(launched):
+    """For its value and gradients of each order, and they have one gradient for all parameters.
+
+    Seen red with: weights that each call makes of the parameters, whose gradients are added one
+    by one.
+    """
+    irreps = "32x0e+32x1o"  # not those of LAYERS: a kernel is loaded once
+    layer = o3.SymmetricContraction(irreps, irreps, 3, 3)
+    x, element = torch.randn(ROWS, 128, requires_grad=True), torch.arange(ROWS) % 3
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    assert len(parameters) == 6
+    z, slope = [None], [None]
+
+    def value():
+        z[0] = layer(x, element)
+
+    def gradient():
+        slope[0] = torch.autograd.grad(z[0], x, torch.ones_like(z[0]), create_graph=True)[0]
+
+    def second():
+        of = z[0], slope[0]
+        torch.autograd.grad(of, (x, *parameters), [torch.ones_like(t) for t in of])
+
+    found = []
+    for run in (value, gradient, second):
+        launched.clear()
+        operations = computing(run)
+        found.append((launched.count("rows"), operations.get("add", 0)))
+    assert found == [(1, 0), (0, 0), (1, 2)]  # sums: of the gradients of x, and of weights
+
+
 PASSED_ON = {
     "as_strided",
     "detach",
@@ -249,15 +293,22 @@ def compiled(launched, monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("make", [convolution, contraction, lambda: product("uvu")])
+@pytest.mark.parametrize(
+    ("make", "made"), [(convolution, ()), (contraction, ("rows",)), (lambda: product("uvu"), ())]
+)
 @pytest.mark.parametrize("trained", [True, False])
-def test_kernels_of_gradients_are_compiled_with_those_of_the_call(make, trained, compiled):
-    """All of them before the first launch, so that nothing is left for the gradients."""
+def test_kernels_of_gradients_are_compiled_with_those_of_the_call(make, made, trained, compiled):
+    """All of them before the first launch, so that nothing is left for the gradients.
+
+    Only the weights of a contraction are made before.
+    """
     call = make()
     with torch.set_grad_enabled(trained):
         z = call()
-    first = next(n for n, name in enumerate(compiled) if not name.startswith("["))
-    begun, forward = compiled[:first], compiled[first:]
+    forward = [name for name in compiled if not name.startswith("[")]
+    first = next(n for n, name in enumerate(compiled) if name in forward and name not in made)
+    begun = [name for name in compiled[:first] if name.startswith("[")]
+    assert not any(name.startswith("[") for name in compiled[first:])
     assert {f"[{name}]" for name in forward} <= set(begun)
     compiled.clear()
     if trained:

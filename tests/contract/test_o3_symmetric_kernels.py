@@ -9,7 +9,6 @@ not begin at zero, the results of two kernels swapped, one weight for all functi
 """
 
 import copy
-import json
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from torchweft.o3.symmetric.program import (
     slots,
     symmetric_key,
     symmetric_program,
+    weight_program,
 )
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import (
@@ -113,34 +113,26 @@ def by_torch(monkeypatch):
     """The one kernel's operator, with a body of torch."""
 
     def prepared(like, rest):
-        name, layout, mixed = rest
-        sizes, products, entries = json.loads(mixed)
-        table = torch.zeros(products, sum(sizes), dtype=accumulator(like[0].dtype))
-        for p, k, value in entries:
-            table[p, k] = value
-
         def body(given):
             *floats, element, order, _ = given
-            read = iter(floats)
-            tensors = [
-                table @ torch.cat([next(read).to(table.dtype) for _ in sizes], 1)
-                if slot == "w"
-                else next(read)
-                for slot in slots(name).inputs
-            ]
-            found = []
-            for slot, result in results(name, layout, tensors, element, order.long()):
-                if slot == "w":
-                    found += (
-                        g.to(floats[1].dtype, copy=True) for g in (table.T @ result).split(sizes, 1)
-                    )
-                else:
-                    found.append(result.to(floats[0].dtype))
-            return tuple(found)
+            found = results(*rest, floats, element, order.long())
+            return tuple([g.to(floats["xwz".index(s) % 2].dtype, copy=True) for s, g in found])
+
+        return body
+
+    def prepared_weights(like, rest):
+        program = weight_program(rest[0])
+
+        def body(given):
+            leaves = {o.name: t.transpose(0, 1) for o, t in zip(program.inputs, given, strict=True)}
+            zero = torch.zeros_like(given[0][:, 0])
+            every = [evaluate(output.components, leaves, {}) for output in program.outputs]
+            return tuple([torch.stack([v + zero for v in values], 1) for values in every])
 
         return body
 
     monkeypatch.setattr(symmetric_operator, "prepared", prepared)
+    monkeypatch.setattr(symmetric_operator, "prepared_weights", prepared_weights)
     monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda backend, device: "triton")
 
 

@@ -310,8 +310,8 @@ MUTANTS = [
     ),
     Mutant(
         "elements are read in a run that a graph replays",
-        "return _in_record(attributes) if self._were_one_hot else None",
-        "pass",
+        "        if recorded.Current.run is not None:\n            chosen",
+        "        if False:\n            chosen",
         f"{ADAPTERS} replays",
     ),
     Mutant(
@@ -437,8 +437,8 @@ MUTANTS = [
     ),
     Mutant(
         "a kernel takes a mixture of elements for its largest",
-        "largest == tl.sum(tl.abs(x), 1)",
-        "largest == largest",
+        "(largest == 1) & (tl.sum(tl.abs(x), 1) == 1)",
+        "largest == 1",
         f"{SORTING} -k columns",
         kernels=True,
     ),
@@ -458,9 +458,37 @@ MUTANTS = [
     ),
     Mutant(
         "a record takes a mixture of elements for its largest",
-        "torch.where(largest == total, largest, math.nan)",
-        "largest",
-        f"{ADAPTERS} 'has_nan_for_mixtures'",
+        "(largest == 1) & (x.abs().sum(1, keepdim=True) == 1)",
+        "largest == 1",
+        f"{ADAPTERS} has_nan_for_others",
+    ),
+    Mutant(
+        "a record chooses elements where nothing marks rows that are not one-hot",
+        "chosen = self._marks and self._were_one_hot",
+        "chosen = self._were_one_hot",
+        f"{ADAPTERS} no_layer_is_marked",
+    ),
+    Mutant(
+        "items without a path are not written by products of weights as they are",
+        "in sorted(groups(mixing, result), key=",
+        "in sorted([g for g in groups(mixing, result) if g.paths], key=",
+        f"{MIXING} -k test_shared_weights",
+        kernels=True,
+    ),
+    Mutant(
+        "items without a path are not written by products of prepared weights",
+        "for group in merged(mixing, result):\n        factors = [",
+        "for group in merged(mixing, result):\n        if not group.paths:\n"
+        "            continue\n        factors = [",
+        f"{MIXING} -k test_shared_weights",
+        kernels=True,
+    ),
+    Mutant(
+        "items without a path are not zero where rows have weights of their own",
+        "if group.paths or not paths)",
+        "if True)",
+        f"{MIXING} -k own_weights",
+        kernels=True,
     ),
     Mutant(
         "matrices with elements inside are read in rows that follow each other",

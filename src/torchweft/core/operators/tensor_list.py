@@ -11,8 +11,8 @@ its tensors are those of the call, then the cotangents or tangents.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -286,13 +286,8 @@ def _transform_entry(op: ListOperator) -> Callable[..., Results]:
     return apply
 
 
-T = TypeVar("T")
-
-
 class ProgramRule:
     """Derivatives of operators that run programs; subclasses add body, fake and batch.
-
-    An operand of a program may be formed by kernels from several tensors of a call.
 
     Args:
         program: returns the program with a key.
@@ -304,17 +299,6 @@ class ProgramRule:
     def __init__(self, program: Callable[[str], Program], tables: int = 0) -> None:
         self.program, self._tables = program, tables
         self._used = functools.lru_cache(maxsize=1024)(lambda key: program(key).reads())
-
-    def inputs(self, rest: Rest) -> Sequence[int]:
-        """Number of tensors that form each program input.
-
-        An input of several tensors has the shapes of as many tensors of the call, from the second.
-        """
-        return (1,) * len(self._used(rest[0]))
-
-    def outputs(self, rest: Rest, count: int) -> Sequence[int]:
-        """Number of tensors that form each program output, `count` in total."""
-        return (1,) * count
 
     def saved(self, results: Tensors) -> Tensors:
         """None: derivatives need no results."""
@@ -330,20 +314,14 @@ class ProgramRule:
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """Gradients of the inputs that need one and that the program reads, by a program."""
-        found: list[Tensor | None] = [None] * len(tensors)
-        sizes, used = self.inputs(rest), self._used(rest[0])
-        wanted = [any(flags) for flags in _parts(needed, sizes)]
-        wanted = [flag and read for flag, read in zip(wanted, used, strict=True)]
-        given, shown = _given(tensors, grads, self.outputs(rest, len(grads)))
-        if given and any(wanted):
-            step = f"vjp {mask(wanted)} {shown}"
-            results = iter(self._call(call, tensors, given, rest, step))
-            place = 0
-            for flag, size in zip(wanted, sizes, strict=True):
-                if flag:
-                    found[place : place + size] = [next(results) for _ in range(size)]
-                place += size
-        return [g if flag else None for g, flag in zip(found, needed, strict=True)]
+        wanted = [flag and read for flag, read in zip(needed, self._used(rest[0]), strict=False)]
+        given = [grad for grad in grads if grad is not None]
+        if not given or not any(wanted):
+            return [None] * len(tensors)
+        step = f"vjp {mask(wanted)} {_given(grads)}"
+        results = iter(self._call(call, tensors, given, rest, step))
+        found = [next(results) if flag else None for flag in wanted]
+        return found + [None] * self._tables
 
     def tangents(
         self,
@@ -354,8 +332,9 @@ class ProgramRule:
         directions: MaybeTensors,
     ) -> list[Tensor]:
         """Changes of the results along the directions, by a program."""
-        moved, shown = _given(tensors, directions, self.inputs(rest))
-        return list(self._call(call, tensors, moved, rest, f"jvp {shown}"))
+        directions = directions[: len(tensors) - self._tables]
+        moved = [direction for direction in directions if direction is not None]
+        return list(self._call(call, tensors, moved, rest, f"jvp {_given(directions)}"))
 
     def _call(
         self, call: Call, tensors: Tensors, more: list[Tensor], rest: Rest, step: str
@@ -365,25 +344,9 @@ class ProgramRule:
         return call(every, _followed(rest, step, count + len(more)))
 
 
-def _parts(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Consecutive parts of the given sizes."""
-    place = 0
-    for size in sizes:
-        yield items[place : place + size]
-        place += size
-
-
-def _given(tensors: Tensors, found: MaybeTensors, sizes: Sequence[int]) -> tuple[list[Tensor], str]:
-    """The given operands, with zeros for tensors that one lacks, and the mask of those given."""
-    operands, flags = list[Tensor](), []
-    for part in _parts(found, sizes):
-        flags.append(any(tensor is not None for tensor in part))
-        if flags[-1]:
-            operands += (
-                torch.zeros_like(tensors[1 + n]) if tensor is None else tensor
-                for n, tensor in enumerate(part)
-            )
-    return operands, mask(flags)
+def _given(tensors: MaybeTensors) -> str:
+    """The mask of those that are given."""
+    return mask([tensor is not None for tensor in tensors])
 
 
 def _followed(rest: Rest, step: str, floats: int) -> Rest:

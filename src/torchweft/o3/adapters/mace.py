@@ -39,6 +39,9 @@ MODELS = (
 )
 """Models in which no layer but those that are replaced reads components: rows are ir_mul there."""
 
+LINEAR = ("node_embedding", "atomic_energies_fn")
+"""Parts of a model that are linear in the attributes of nodes: rows of NaN make results NaN."""
+
 
 def from_mace(model: nn.Module) -> nn.Module:
     """Converts a MACE model: torchweft computes its interactions, products and e3nn layers.
@@ -50,7 +53,7 @@ def from_mace(model: nn.Module) -> nn.Module:
         The model.  Its parameters are the same tensors with the same names, so that optimisers keep
         them and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
         weights are chosen by element, not multiplied; a record of `torchweft.capture` made with
-        such attributes has NaN for atoms of mixed elements.
+        such attributes has NaN where those of a call are not one-hot.
 
     Raises:
         DTypeError: the model has no interaction of MACE with a product of e3nn.
@@ -120,6 +123,7 @@ def _convert(model: Any, layout: str) -> None:
             _convert_interaction(block, layout, call)
     replace_layers(model, functools.partial(made_layer, layout=layout))
     if hasattr(model, "interactions"):
+        call.mark(getattr(model, name) for name in LINEAR if hasattr(model, name))
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
     if layout == "ir_mul" and hasattr(model, "products"):
@@ -234,10 +238,10 @@ class _ByElement(TensorProduct):
         self, x: Tensor, attributes: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
-        nodes, by_element = self.call.elements(attributes), self._map
-        if nodes is None or by_element is None or not by_element.serves(x):
+        element, by_element = self.call.elements(attributes), self._map
+        if element is None or by_element is None or not by_element.serves(x):
             return super().forward(x, attributes)
-        return nodes.scaled(by_element(x, self.weight, nodes.element, self.irreps_in2.dim))
+        return by_element(x, self.weight, element, self.irreps_in2.dim)
 
     @functools.cached_property
     def _map(self) -> MapByElement | None:
@@ -324,12 +328,9 @@ class _MaceContraction(SymmetricContraction):
 
     def forward(self, x: Tensor, attributes: Tensor) -> Tensor:
         """(N, C · D_out) of x and attributes (N, num_elements)."""
-        nodes = self.call.elements(attributes)
+        element = self.call.elements(attributes)
         rows = (x.transpose(1, 2) if self.rows_are_mul_ir else x).flatten(1)
-        if nodes is None:
-            z = super().forward(rows, attributes)
-        else:
-            z = nodes.scaled(super().forward(rows, nodes.element))
+        z = super().forward(rows, attributes if element is None else element)
         return join(split(z, self.irreps_out, "ir_mul"), "mul_ir") if self.rows_are_mul_ir else z
 
 

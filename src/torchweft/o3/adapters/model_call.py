@@ -26,18 +26,15 @@ from torchweft.o3.adapters.sources import Current as Reading
 from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.sorting.rows import columns_of_rows
 
-__all__ = ["Call", "NodeElements"]
+__all__ = ["Call"]
 
 
-class NodeElements(NamedTuple):
-    """Rows of attributes that have one number, 1 or `scale`, in the column `element`."""
+class _Elements(NamedTuple):
+    """Attributes (N, num_elements) of nodes, and the column of the 1 in each row."""
 
-    element: Tensor  # (N,)
-    scale: Tensor | None  # (N, 1); None: all are 1
-
-    def scaled(self, z: Tensor) -> Tensor:
-        """Result of a layer that is linear in the attributes, of its result z (N, D) by element."""
-        return z if self.scale is None else z * self.scale.to(z.dtype)
+    attributes: Tensor
+    element: Tensor | None  # (N,); None: not all rows are one-hot, or nobody knows
+    marked: Tensor  # the attributes; in a record NaN in place of rows that are not one-hot
 
 
 def _runs_alone(model: nn.Module) -> bool:
@@ -115,8 +112,8 @@ class Call:
         self.running = False
         self._kinds = set[tuple[Any, ...]]()
         self._tables: _Tables | None = None
-        self._elements: tuple[Tensor, NodeElements | None] | None = None
-        self._were_one_hot = False
+        self._elements: _Elements | None = None
+        self._were_one_hot = self._marks = False
 
     def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward pass of the model."""
@@ -150,7 +147,8 @@ class Call:
         *rows, known = copies_of((edge_index[0], edge_index[1], compared))
         self._tables = _Tables(edge_index, rows, [])
         if known is not None:
-            self._elements = attributes, self._elements_of(known)
+            found = self._found(known)
+            self._elements = found._replace(attributes=attributes, marked=attributes)
 
     def graph(self, edge_index: Tensor, num_nodes: int, num_sources: int, src: int = 0) -> Graph:
         """The graph of edge_index (2, E), whose row `src` has the sources in every call."""
@@ -168,41 +166,50 @@ class Call:
         tables.graphs.append((sizes, graph))
         return graph
 
-    def elements(self, attributes: Tensor) -> NodeElements | None:
-        """The column of the 1 in each row of attributes (N, num_elements).
+    def mark(self, layers: Iterable[nn.Module]) -> None:
+        """Let layers that are linear in attributes, their first argument, take these as marked."""
+        for layer in layers:
+            layer.register_forward_pre_hook(self._marked)
+            self._marks = True
+
+    def _marked(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if recorded.Current.run is None or not args:
+            return args
+        return self._elements_of(args[0]).marked, *args[1:]
+
+    def elements(self, attributes: Tensor) -> Tensor | None:
+        """The column (N,) of the 1 in each row of attributes (N, num_elements).
 
         None where these are mixtures or need a gradient, and inside torch.compile and transforms,
         where values are unknown: rows are then multiplied.
 
         A function of torchweft.capture cannot look at values either.  If the last attributes that
-        could be read were one-hot, its record takes those of a replay for rows of one number, 0 or
-        more, and scales results by it: by NaN where a row has others too.
+        could be read were one-hot, its record takes those of a replay for one-hot too, where layers
+        are marked (`mark`): their rows are NaN for attributes that are not.
         """
+        return self._elements_of(attributes).element
+
+    def _elements_of(self, attributes: Tensor) -> _Elements:
         kept = self._elements
-        if kept is not None and kept[0] is attributes:
-            return kept[1]
-        found = self._elements_of(attributes)
+        if kept is not None and kept.attributes is attributes:
+            return kept
+        found = self._found(attributes)
         if self.running:
-            self._elements = attributes, found
+            self._elements = found
         return found
 
-    def _elements_of(self, attributes: Tensor) -> NodeElements | None:
+    def _found(self, attributes: Tensor) -> _Elements:
+        unknown = _Elements(attributes, None, attributes)
         if compiling() or transformed() or attributes.requires_grad or not unwatched(attributes):
-            return None
+            return unknown
         if recorded.Current.run is not None:
-            return _in_record(attributes) if self._were_one_hot else None
+            chosen = self._marks and self._were_one_hot and attributes.shape[1] > 0
+            return _Elements(attributes, *columns_of_rows(attributes)) if chosen else unknown
         (copy,) = copies_of((attributes,))
         assert copy is not None
         element = _columns_cache.get((copy,), None, lambda: _columns(copy))
         self._were_one_hot = element is not None
-        return None if element is None else NodeElements(element, None)
-
-
-def _in_record(attributes: Tensor) -> NodeElements | None:
-    """Of rows that no host reads."""
-    if not attributes.shape[1]:
-        return None
-    return NodeElements(*columns_of_rows(attributes))
+        return unknown._replace(element=element)
 
 
 _columns_cache: TensorCache[Tensor | None] = TensorCache()

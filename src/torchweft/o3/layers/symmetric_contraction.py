@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
-from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import chosen_backend
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, steps
 from torchweft.o3.mixing.operator import rows_of_elements
-from torchweft.o3.symmetric.operator import cached_symmetric_call, contract_symmetric
+from torchweft.o3.symmetric.operator import SymmetricCall, cached_symmetric_call, contracted
 from torchweft.o3.symmetric.program import (
     Basis,
     Coupled,
@@ -175,7 +174,7 @@ class SymmetricContraction(nn.Module):
         self._exact: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
         self._places = [(own, own.name(degree)) for degree, own, _ in outputs]
         sizes = [weight.shape[1] for weight in self._couplings()]
-        self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[Rest]()
+        self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[SymmetricCall]()
         count = symmetric_program(self._key).inputs[1].size
         self._single = 0 < sum(self._products) == count and fits_one_program(self._key)
 
@@ -209,18 +208,21 @@ class SymmetricContraction(nn.Module):
         """
         given = (x, *self._couplings(), element)
         known = signature(given)
-        rest = None if known is None else self._calls.get(known)
-        if rest is None:
+        call = None if known is None else self._calls.get(known)
+        if call is None:
             check_rows("x", x, self.irreps_in, self)
             (x,) = same_kind(x=x)
             self._check_element(x, element)
             given = (x, *given[1:])
             if not self._fused(given):
                 return self._by_degrees(x, self._weights(x.dtype), element)
-            rest = cached_symmetric_call(self._key, self.layout, self._mixed)
+            call = cached_symmetric_call(self._key, self.layout, self._mixed, len(given) - 2)
             if known is not None:
-                self._calls.keep(known, rest)
-        return contract_symmetric((*given, *rows_of_elements(element, self.num_elements)), rest)[0]
+                self._calls.keep(known, call)
+        x, *parameters, element = given
+        return contracted(
+            x, parameters, (element, *rows_of_elements(element, self.num_elements)), call
+        )
 
     def _fused(self, given: Sequence[Tensor]) -> bool:
         """Whether one kernel evaluates the polynomial of x, parameters and elements."""

@@ -121,6 +121,8 @@ def read(text: str) -> Mixing:
 class CopySum(NamedTuple):
     """A block of the result z: z[n] = Σ_k a[k] w[k, n], k the copies of all blocks into it.
 
+    Without a path it is zero.
+
     Args:
         block: block of the result.
         columns: number of copies that are summed.
@@ -141,7 +143,7 @@ class CopySum(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def groups(mixing: Mixing, result: str) -> tuple[CopySum, ...]:
-    """The blocks of the result, t or z, that matrices lead to."""
+    """The blocks of the result, t or z, with the matrices that lead to them."""
     found = []
     of, blocks, others = ("z", mixing.t, mixing.z) if result == "t" else ("t", mixing.z, mixing.t)
     for number, block in enumerate(blocks):
@@ -157,7 +159,7 @@ def groups(mixing: Mixing, result: str) -> tuple[CopySum, ...]:
             else:
                 runs.append((source, columns))
             columns += source.copies
-        if columns and block.copies:
+        if block.copies:
             found.append(CopySum(block, columns, tuple(runs), tuple(paths)))
     return tuple(found)
 
@@ -187,9 +189,9 @@ def prepared(mixing: Mixing, result: str) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def uncovered(mixing: Mixing, result: str) -> bool:
-    """Whether some numbers of a row of the result belong to no path."""
+def uncovered(mixing: Mixing, result: str, paths: bool) -> bool:
+    """Whether some numbers of a row of the result belong to no block, or to none with a path."""
     if result == "w":
         return mixing.num_weights < mixing.width("w")
-    blocks = (group.block for group in groups(mixing, result))
+    blocks = (group.block for group in groups(mixing, result) if group.paths or not paths)
     return sum(block.components * block.copies for block in blocks) < mixing.width(result)

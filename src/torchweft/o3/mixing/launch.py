@@ -153,10 +153,11 @@ def _recipe(call: _MixSignature) -> _MixRecipe:
     """The recipe, whose launches hold machine code of one dtype and device."""
     mixing, result, rows, parts, dtype, _, shared, elements = call
     shape = mixing.shape(result, rows, shared, elements)
-    zero = not rows or uncovered(mixing, result)
     if not rows or not mixing.paths or elements == 0:
-        return _MixRecipe(shape, zero, Launches(()))
-    if not shared and elements is None:
+        return _MixRecipe(shape, True, Launches(()))
+    own = not shared and elements is None
+    zero = uncovered(mixing, result, own)
+    if own:
         return _MixRecipe(shape, zero, Launches([_own(mixing, result, rows)]))
     if result == "w" and rows <= WHOLE_OUTER_ROWS:
         return _MixRecipe(shape, zero, Launches([_whole_outer(call)]))
@@ -421,5 +422,5 @@ def _launcher(
 def _covered(structure: Structure, mixing: Mixing, slot: str) -> bool:
     """Whether all numbers of a row belong to paths."""
     if slot in "zw":
-        return not uncovered(mixing, slot)
+        return not uncovered(mixing, slot, True)
     return rows_source.reached(structure, mixing, slot) == structure.width(slot)

@@ -87,6 +87,8 @@ def coupled_paths(
             made.setdefault(key, []).append((product, path))
     found = []
     for group in groups(mixing, "z"):
+        if not group.paths:
+            continue
         couplings = [(path, made.get(mixing.t[path.t], [])) for path, *_ in group.paths]
         if any(len(some) != 1 for _, some in couplings):
             return ()

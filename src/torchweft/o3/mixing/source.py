@@ -378,7 +378,7 @@ def own_source(mixing: Mixing, result: str, warps: int) -> str:
     body = ["row = tl.program_id(0).to(tl.int64)"]
     body += [f"{slot}_ptr += row * {mixing.width(slot)}" for slot in "tzw"]
     body.append(ROW_ACCUMULATOR)
-    for n, group in enumerate(groups(mixing, "z")):
+    for n, group in enumerate(g for g in groups(mixing, "z") if g.paths):
         lines = _OwnPrinter(group, 32 * warps).lines(result)
         parts.append(FRAME.function(f"part_{n}", [*pointers, "ACC: tl.constexpr"], lines))
         body.append(f"part_{n}(t_ptr, z_ptr, w_ptr, ACC)")

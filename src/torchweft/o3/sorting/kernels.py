@@ -78,20 +78,21 @@ def sort_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def columns_of_rows(
-    x_ptr, column_ptr, number_ptr, rows,
+    x_ptr, column_ptr, marked_ptr, rows,
     COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """column, number: of the largest number of each row of x (rows, COLUMNS).
+    """column: of the 1 in each row of x (rows, COLUMNS).   marked: x, NaN in rows not one-hot.
 
-    The number is NaN where the row holds another but 0.   Bound: memory, x read once.
+    Bound: memory, x read and written once.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)[None, :]
     live = (n[:, None] < rows) & (k < COLUMNS)  # [BLOCK_N, BLOCK_K]
-    x = tl.load(x_ptr + n[:, None].to(tl.int64) * COLUMNS + k, mask=live, other=0.0)
+    at = n[:, None].to(tl.int64) * COLUMNS + k
+    x = tl.load(x_ptr + at, mask=live, other=0.0)
     x = x if x.dtype == tl.float64 else x.to(tl.float32)
     ranked = tl.where((k < COLUMNS) & (x == x), x, -float("inf"))  # rows of NaN have column 0
     largest, column = tl.max(ranked, 1), tl.argmax(ranked, 1)
-    number = tl.where(largest == tl.sum(tl.abs(x), 1), largest, float("nan"))
+    one_hot = (largest == 1) & (tl.sum(tl.abs(x), 1) == 1)
     tl.store(column_ptr + n, column.to(tl.int64), mask=n < rows)
-    tl.store(number_ptr + n, number, mask=n < rows)
+    tl.store(marked_ptr + at, tl.where(one_hot[:, None], x, float("nan")), mask=live)

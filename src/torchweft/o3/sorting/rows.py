@@ -90,27 +90,27 @@ def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sor
 
 
 def columns_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The column (N,) and the number (N, 1) of each row of x (N, K) that has one number above 0.
+    """The column (N,) of the 1 in each row of x (N, K), and x with NaN in rows not one-hot.
 
-    The number is NaN where a row has others but 0.  In one launch on a GPU.
+    In one launch on a GPU.
     """
     return columns_by_kernel(x) if x.is_cuda else _columns_by_torch(x)
 
 
 def _columns_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
     largest, column = x.max(1, keepdim=True)
-    total = x.abs().sum(1, keepdim=True)
-    return column[:, 0], torch.where(largest == total, largest, math.nan)
+    one_hot = (largest == 1) & (x.abs().sum(1, keepdim=True) == 1)
+    return column[:, 0], torch.where(one_hot, x, math.nan)
 
 
 def columns_by_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
     """The same by one launch."""
     rows, width = x.shape
-    column, number = x.new_empty(rows, dtype=torch.int64), x.new_empty(rows, 1)
+    column, marked = x.new_empty(rows, dtype=torch.int64), x.new_empty(rows, width)
     with current_device(x):
         kernel = _columns_kernel(x.device, x.dtype, width)
-        kernel(-(-rows // NODES_PER_PROGRAM), (x.contiguous(), column, number), (rows,))
-    return column, number
+        kernel(-(-rows // NODES_PER_PROGRAM), (x.contiguous(), column, marked), (rows,))
+    return column, marked
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,16 +1,18 @@
-"""The operator of symmetric contractions in one kernel: gradients of any order are programs again.
+"""Symmetric contractions by two operators, whose gradients of any order are programs again.
 
-    torchweft::o3_symmetric(Tensor[] tensors, str program, str layout, str mixed) -> Tensor[]
+    torchweft::o3_symmetric_weights(Tensor[] tensors, str program) -> Tensor[]
+    torchweft::o3_symmetric(Tensor[] tensors, str program, str layout) -> Tensor[]
 
-Tensors are those of the program, (N, D) for x and z, and in place of weights the parameters that
-make them, (elements, couplings, C) each; then each row's element and the rows by element.
+The first makes the weights of elements of the parameters, all (elements, numbers, C): once for the
+contraction and its gradients.  Tensors of the second are those of the program, (N, D) for x and z,
+then each row's element and the rows by element.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,16 +52,21 @@ from torchweft.o3.symmetric.program import (
     program_reads,
     slots,
     symmetric_program,
-    weight_counts,
-    weight_gradients,
     weight_program,
 )
 
-__all__ = ["cached_symmetric_call", "contract_symmetric"]
+__all__ = ["SymmetricCall", "cached_symmetric_call", "contracted"]
 
 
-def cached_symmetric_call(name: str, layout: str, mixed: str) -> Rest:
-    """Non-tensor arguments of `contract_symmetric`, cached for one signature of its tensors.
+class SymmetricCall(NamedTuple):
+    """Non-tensor arguments of both operators."""
+
+    weights: Rest
+    contraction: Rest
+
+
+def cached_symmetric_call(name: str, layout: str, mixed: str, parameters: int) -> SymmetricCall:
+    """Arguments of `contracted`, cached for one signature of its tensors.
 
     They are strings while torch.compile traces.
 
@@ -67,42 +74,73 @@ def cached_symmetric_call(name: str, layout: str, mixed: str) -> Rest:
         name: key of a program.
         layout: of the rows of x and z.
         mixed: text of T, which makes weights of parameters.
+        parameters: their number.
     """
-    rest = (name, layout, mixed)
-    return rest if compiling() else CachedCall(rest, 1 + len(weight_counts(mixed)), prepared)
+    call = SymmetricCall((mixed,), (name, layout))
+    if compiling():
+        return call
+    return SymmetricCall(
+        CachedCall(call.weights, parameters, prepared_weights),
+        CachedCall(call.contraction, 2, prepared),
+    )
+
+
+def contracted(
+    x: Tensor, parameters: Sequence[Tensor], elements: Tensors, call: SymmetricCall
+) -> Tensor:
+    """z (N, D_out) of x (N, D), with weights of the parameters (elements, couplings, C).
+
+    Args:
+        x: rows.
+        parameters: as many as T has.
+        elements: each row's element, and rows by element.
+        call: see `cached_symmetric_call`.
+    """
+    wide = _wide(x.dtype)
+    given = [p if p.dtype == wide else p.to(wide) for p in parameters]
+    (weights,) = _make_weights(given, call.weights)
+    return _contract((x, weights, *elements), call.contraction)[0]
+
+
+class _WeightRule(ProgramRule):
+    """Results of a program of parameters, and its derivatives."""
+
+    def body(self, tensors: Tensors, *rest: str) -> list[Tensor]:
+        results = prepared_weights(tensors, rest)(tensors)
+        if recording():
+            moved = sum(t.nbytes for t in (*tensors, *results))
+            elements, _, channels = tensors[0].shape
+            record_cost(moved, weight_program(rest[0]).steps() * elements * channels)
+        return list(results)
+
+    def fake(self, tensors: Tensors, *rest: str) -> list[Tensor]:
+        elements, _, channels = tensors[0].shape
+        outputs = weight_program(rest[0]).outputs
+        return [tensors[0].new_empty(elements, of.operand.size, channels) for of in outputs]
+
+    def batch(
+        self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        return one_by_one(call, size, dims, tensors, rest)
+
+
+_make_weights = ListOperator("o3_symmetric_weights", "str program", _WeightRule(weight_program))
 
 
 class _SymmetricRule(ProgramRule):
-    """Results of a program and its derivatives; weights stand for all parameters."""
-
-    def inputs(self, rest: Rest) -> Sequence[int]:
-        return self._sizes(slots(rest[0]).inputs, rest)
-
-    def outputs(self, rest: Rest, count: int) -> Sequence[int]:
-        return self._sizes(slots(rest[0]).outputs, rest)
-
-    def _sizes(self, letters: str, rest: Rest) -> Sequence[int]:
-        many = len(weight_counts(rest[2]))
-        return [many if slot == "w" else 1 for slot in letters]
+    """Results of a program and its derivatives."""
 
     def body(self, tensors: Tensors, *rest: str) -> list[Tensor]:
         results = prepared(tensors, rest)(tensors)
         if recording():
             moved = sum(t.nbytes for t in (*tensors, *results))
-            work = len(tensors[-ELEMENT_TABLES]) * tensors[1].shape[2]
+            work = len(tensors[0]) * tensors[1].shape[2]
             record_cost(moved, symmetric_program(rest[0]).steps() * work)
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: str) -> list[Tensor]:
-        x, parameters = tensors[0], tensors[1 : 1 + len(weight_counts(rest[2]))]
-        outs = sum(ir.dim for _, ir in Irreps(rest[0].split(" ")[1]))
-        rows = {
-            "x": [x],
-            "w": parameters,
-            "z": [x.new_empty(x.shape[0], outs * parameters[0].shape[2])],
-        }
-        likes = [like for slot in slots(rest[0]).outputs for like in rows[slot]]
-        return [like.new_empty(like.shape) for like in likes]
+        shapes = result_shapes(tensors, rest[0])
+        return [tensors[like].new_empty(shape) for like, shape in shapes]
 
     def batch(
         self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
@@ -115,11 +153,21 @@ class _SymmetricRule(ProgramRule):
         return one_by_one(call, size, dims, tensors, rest)
 
 
-contract_symmetric = ListOperator(
+_contract = ListOperator(
     "o3_symmetric",
-    "str program, str layout, str mixed",
+    "str program, str layout",
     _SymmetricRule(symmetric_program, ELEMENT_TABLES),
 )
+
+
+def result_shapes(tensors: Tensors, name: str) -> list[tuple[int, Sequence[int]]]:
+    """For each result of a program a tensor of the call with its dtype, and its shape."""
+    x, weights = tensors[:2]
+    outs = sum(ir.dim for _, ir in Irreps(name.split(" ")[1]))
+    z = x.shape[0], outs * weights.shape[2]
+    found = {"x": (0, x.shape), "w": (1, weights.shape), "z": (0, z)}
+    return [found[slot] for slot in slots(name).outputs]
+
 
 # launches
 
@@ -141,11 +189,32 @@ make more partial sums."""
 FOLD_PARTS_TILE = Tile((8, 128), 4, 1)
 
 
+def prepared_weights(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body of a call on parameters for one signature of its tensors."""
+    program, like = weight_program(rest[0]), tensors[0]
+    elements, _, channels = like.shape
+    kernel = row_kernel(program, channels, (like.dtype,), like.device)
+    programs, used = row_programs(program, elements * channels), program.reads()
+    sizes = [output.operand.size for output in program.outputs]
+    with current_device(like):
+        every = [*itertools.compress(tensors, used), *[like] * len(sizes)]
+        compile_together([Call(kernel, every, (elements,))])
+
+    def body(given: Tensors) -> Results:
+        read = [t.contiguous() for t in itertools.compress(given, used)]
+        results = [given[0].new_empty(elements, size, channels) for size in sizes]
+        with current_device(given[0]):
+            kernel(programs, (*read, *results), (elements,))
+        return tuple(results)
+
+    return body
+
+
 def prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body of a call for one signature of its tensors."""
-    name, layout, mixed = rest
-    plan, floats = _SymmetricPlan(name, layout, mixed, tensors), len(tensors) - ELEMENT_TABLES
-    steps, results, shapes = plan.steps, plan.results, plan.scratch  # the plan holds tensors
+    floats = len(tensors) - ELEMENT_TABLES
+    plan, results = _SymmetricPlan(rest, tensors), result_shapes(tensors, rest[0])
+    steps, shapes = plan.steps, plan.scratch  # the plan holds tensors
     launches, wide = Launches(steps), _wide(tensors[0].dtype)
     with current_device(tensors[0]):
         scratch = [tensors[0].new_empty(1, dtype=wide)] * len(shapes)
@@ -170,89 +239,45 @@ class _SymmetricPlan:
 
     Attributes:
         steps: the kernels; none where there are no rows.
-        results: for each result a tensor of the call with its dtype, and its shape.
         scratch: shapes of scratch memory, in the dtype of sums.
     """
 
-    def __init__(self, name: str, layout: str, mixed: str, tensors: Tensors) -> None:
-        self._layout, self._tensors, self._many = layout, tensors, len(weight_counts(mixed))
-        self._elements, _, self._channels = tensors[1].shape
-        made = weight_program(mixed).outputs[0].operand
-        self._weights = (self._elements, made.size * self._channels)
+    def __init__(self, rest: Rest, tensors: Tensors) -> None:
+        name, self._layout = rest
+        self._tensors = tensors
+        self._elements, size, self._channels = tensors[1].shape
+        self._width = size * self._channels
+        self._results = len(slots(name).outputs)
         self.steps, self.scratch = list[Step](), list[tuple[int, int]]()
-        letters, widths = slots(name), dict(columns(name, layout, self._channels))
-        self.results = list[tuple[int, Sequence[int]]]()
-        for slot in letters.outputs:
-            if slot == "w":
-                self.results += [(n, tensors[n].shape) for n in range(1, 1 + self._many)]
-            else:
-                self.results.append((0, (len(tensors[0]), len(widths[slot]) * self._channels)))
         if len(tensors[0]):
-            self._add(name, mixed, letters.inputs, letters.outputs)
-
-    def _add(self, name: str, mixed: str, inputs: str, outputs: str) -> None:
-        """Weights of parameters, the parts of the program, gradients of parameters."""
-        read = []
-        for slot, places, used in zip(
-            inputs, self._placed(inputs, 0), program_reads(name), strict=True
-        ):
-            place = places[0] if used else -1
-            if used and slot == "w":
-                place = self._new(self._weights)
-                self._mix(mixed, places, [place])
-            read.append(place)
-        results = list(self._placed(outputs, len(self._tensors)))
-        written = [
-            self._new(self._weights) if slot == "w" else places[0]
-            for places, slot in zip(results, outputs, strict=True)
-        ]
-        for part, numbers in program_parts(name):
-            self._part(part, read, [written[n] for n in numbers])
-        for places, slot, made in zip(results, outputs, written, strict=True):
-            if slot == "w":
-                self._mix(weight_gradients(mixed), [made], places)
-
-    def _placed(self, letters: str, first: int) -> Iterator[Sequence[int]]:
-        """Places of the tensors of operands."""
-        for slot in letters:
-            count = self._many if slot == "w" else 1
-            yield range(first, first + count)
-            first += count
+            for part, numbers in program_parts(name):
+                self._part(part, [len(tensors) + n for n in numbers])
 
     def _new(self, shape: tuple[int, int]) -> int:
         """The place of more scratch memory."""
         self.scratch.append(shape)
-        return len(self._tensors) + len(self.results) + len(self.scratch) - 1
+        return len(self._tensors) + self._results + len(self.scratch) - 1
 
-    def _mix(self, name: str, read: Sequence[int], written: Sequence[int]) -> None:
-        """A program on parameters."""
-        x, parameter = self._tensors[:2]
-        dtypes = parameter.dtype, _wide(x.dtype)
-        program = weight_program(name)
-        kernel = row_kernel(program, self._channels, dtypes, x.device)
-        programs = row_programs(program, self._elements * self._channels)
-        self.steps.append(Step(kernel, programs, (*read, *written), (self._elements,)))
-
-    def _part(self, name: str, read: Sequence[int], written: Sequence[int]) -> None:
+    def _part(self, name: str, written: Sequence[int]) -> None:
         """A kernel, and those that add up its partial sums."""
         x, count = self._tensors[0], len(self._tensors)
-        element, order, starts = range(count - ELEMENT_TABLES, count)
+        read, tables = range(count - ELEMENT_TABLES), range(count - ELEMENT_TABLES, count)
         blocks, (warps, programs) = -(-self._channels // source.CHANNEL_LANES), shape(name)
         span = max(warps, -(-len(x) * blocks // (programs * processors(x.device))))
-        chunks, width = -(-len(x) // span), self._weights[1]
+        chunks, width = -(-len(x) // span), self._width
         made = [
             self._new((chunks + self._elements - 1, width)) if slot == "w" else place
             for place, slot in zip(written, slots(name).outputs, strict=True)
         ]
-        index = self._tensors[element].dtype
+        index = self._tensors[tables[0]].dtype
         kernel = _kernel(name, self._layout, self._channels, x.dtype, index, x.device)
-        taken = (*itertools.compress(read, program_reads(name)), *made, element, order, starts)
+        taken = (*itertools.compress(read, program_reads(name)), *made, *tables)
         self.steps.append(Step(kernel, chunks * blocks, taken, (len(x), span)))
         for place, part in zip(written, made, strict=True):
             if part != place:
                 programs = self._elements * -(-width // FOLD_PARTS_TILE.blocks[1])
                 fold = _fold(width, x.dtype, x.device)
-                self.steps.append(Step(fold, programs, (part, place, starts), (span,)))
+                self.steps.append(Step(fold, programs, (part, place, tables[2]), (span,)))
 
 
 def shape(name: str) -> ProgramShape:

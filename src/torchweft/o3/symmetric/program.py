@@ -50,8 +50,6 @@ __all__ = [
     "symmetric_basis",
     "symmetric_key",
     "symmetric_program",
-    "weight_counts",
-    "weight_gradients",
     "weight_program",
     "weight_text",
 ]
@@ -464,17 +462,6 @@ def weight_text(table: Tensor, counts: Sequence[int]) -> str:
     """The text of T (products, couplings), for parameters with `counts` couplings."""
     entries = [(p, k, float(table[p, k])) for p, k in table.nonzero().tolist()]
     return json.dumps((list(counts), table.shape[0], entries), separators=(",", ":"))
-
-
-@functools.lru_cache(maxsize=256)
-def weight_counts(name: str) -> tuple[int, ...]:
-    """Number of couplings of each parameter."""
-    return tuple(json.loads(name)[0])
-
-
-def weight_gradients(name: str) -> str:
-    """The key of the gradients of all parameters."""
-    return f"{name} | vjp {'1' * len(weight_counts(name))} 1"
 
 
 @functools.lru_cache(maxsize=256)
