@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.distributed.test_scenes import network_of, score, whole_scene
 from tests.ranks import run
 from torchweft import voxels
-from torchweft.distributed import agreement, shard_voxels
+from torchweft.distributed import shard_voxels
+from torchweft.distributed.scenes import functions
 
 READS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "is_nonzero")
 """Operations of torch for which the host waits for a GPU; and `tolist`."""
@@ -46,7 +47,8 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def tolist(self, tensor):
-        if sys._getframe(2).f_globals["__name__"] != agreement.__name__:  # it reads the host's own
+        """Of scenes alone: agreements read the host's own numbers, maps of a GPU their flags."""
+        if sys._getframe(2).f_globals["__name__"] == functions.__name__:
             self.reads["tolist"] += 1
         return _TOLIST(tensor)
 
