@@ -90,6 +90,12 @@ MUTANTS = [
         SCENE_COSTS,
     ),
     Mutant(
+        "a scene keeps its message to other ranks",
+        "        del self._work  # which nobody can copy\n",
+        "",
+        f"{SCENES} -k copied",
+    ),
+    Mutant(
         "calls of layers are compared on every scene",
         "_made.get(name, ())",
         "()",

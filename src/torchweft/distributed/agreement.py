@@ -99,6 +99,7 @@ class _Comparison:
                 raise said.error
             return True
         self._work.wait()
+        del self._work  # which nobody can copy
         highest, lowest = self._extremes.tolist()
         if highest == -lowest:
             return True
