@@ -2,8 +2,8 @@
 
 Seen red with: voxels beside a box sent on one side alone, floors whose owner does not see their
 children, outputs that two ranks keep, a maximum of equals of the lowest rank, means of samples of
-one rank, an inverse layer that reads as the layer itself does, a scene that keeps a message to other
-ranks, which cannot be copied (tests/mutants).
+one rank, an inverse layer that reads as the layer itself does, a scene that keeps a message to
+other ranks, which cannot be copied (tests/mutants).
 """
 
 import copy
