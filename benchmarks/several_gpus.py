@@ -166,12 +166,18 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
             model.zero_grad()
             squares = total(found["forces"].square().sum())
             (found["energy"].square().sum() + squares).backward()
-            weights = [p.grad for p in model.parameters() if p.grad is not None]
-            joined = torch.cat([w.flatten() for w in weights])
-            if part.size > 1:
-                distributed.all_reduce(joined)
+            _summed_gradients(model)
 
     return call
+
+
+def _summed_gradients(model: nn.Module) -> Tensor:
+    """One vector of all weights' gradients, summed over the ranks."""
+    weights = [p.grad for p in model.parameters() if p.grad is not None]
+    joined = torch.cat([w.flatten() for w in weights])
+    if world()[1] > 1:
+        distributed.all_reduce(joined)
+    return joined
 
 
 @functools.cache
@@ -202,7 +208,8 @@ def scene(resolution: int, sharded: bool, part: Part) -> Call:
     feats = torch.randn(len(coords), FEATURES, generator=generator).to(part.device, dtype)
     if not sharded and part.size > 1:
         ids = [part.device.index] if part.device.type == "cuda" else None
-        model = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+        model = DistributedDataParallel(model, device_ids=ids, **options)
 
     def call() -> None:
         cloud = SparseTensor(feats, coords, shape, 1)
@@ -210,9 +217,8 @@ def scene(resolution: int, sharded: bool, part: Part) -> Call:
             cloud = shard_voxels(cloud, part.rank, part.size)
         model.zero_grad(set_to_none=True)
         model(cloud).feats.float().square().mean().backward()
-        if sharded and part.size > 1:
-            for parameter in model.parameters():
-                distributed.all_reduce(parameter.grad)
+        if sharded:
+            _summed_gradients(model)
 
     return call
 

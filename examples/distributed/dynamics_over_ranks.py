@@ -40,7 +40,9 @@ def main():
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     torch.set_default_dtype(torch.float64)
-    torch.set_default_device(f"cuda:{rank}" if on_gpus else "cpu")
+    if on_gpus:
+        torch.cuda.set_device(distributed.get_node_local_rank())
+        torch.set_default_device("cuda")
     corners = torch.cartesian_prod(*[torch.arange(2 * options.side)] * 3)
     corners = corners[corners.sum(1) % 2 == 0]  # face-centred cubic
     ids = torch.arange(len(corners))[rank::size]  # any rows; the atoms go to their owners

@@ -60,7 +60,7 @@ def fails(rank, size, where):
 
 @record
 def main():
-    distributed.init_process_group()
+    distributed.init_process_group("gloo")
     fails(distributed.get_rank(), distributed.get_world_size(), before)
 
 

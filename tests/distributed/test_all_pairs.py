@@ -6,14 +6,13 @@ there alone (a hang), a backward pass outside of `all_pairs` over this rank's ro
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.distributed.test_faults import torchrun
 from tests.distributed.test_pairs import COLUMNS, ROWS, data, kept, mask_of, own, part
 from tests.ranks import run
 from torchweft.distributed import all_pairs
@@ -472,15 +471,9 @@ def test_one_rank_is_the_whole():
     assert np.isfinite(found.numpy()).all()
 
 
-def test_the_example_regresses_below_its_noise():
+def test_the_example_regresses_below_its_noise(tmp_path):
     script = Path(__file__).parents[2] / "examples/distributed/ridge_over_ranks.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ran = subprocess.run(
-        [*launch, script, "300", "60"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    error, noise = map(float, re.findall(r"[\d.]+", ran.stdout))
+    ran, errors, (result, _) = torchrun(script, "300", "60", ranks=2, folder=tmp_path)
+    assert ran.returncode == 0, errors
+    error, noise = map(float, re.findall(r"[\d.]+", result))
     assert error < noise

@@ -38,7 +38,8 @@ class Model(torch.nn.Module):
         src, dst = data["edge_index"]
         x = positions = data["positions"].requires_grad_()
         for layer in self.layers:
-            x = torch.zeros_like(x).index_add(0, dst, extended(x)[src])
+            sums = torch.zeros_like(x)  # index_add has another order on a GPU at every call
+            x = sums.index_put((dst,), extended(x)[src], accumulate=True)
             x = layer(x).sin()
         energies = x.sum(1)
         energy = energies.sum()[None]

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from tests.distributed import failing
-from tests.ranks import SIZE, ended, run
+from tests.ranks import KIND, SECONDS, SIZE, ended, run
 from torchweft.distributed import faults, propagate_errors
 from torchweft.errors import RankError
 
@@ -24,15 +24,16 @@ PROGRAM = Path(failing.__file__)
 
 
 def torchrun(program, *arguments, ranks, folder):
-    """(return code, stderr of each rank, stdout of each rank)."""
+    """(what ended, stderr of each rank, stdout of each rank); GPUs are seen if ranks have them."""
+    hidden = {} if KIND == "cuda" and ranks <= SIZE else {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), "--log-dir", str(folder), "--redirects", "3"]
     done = subprocess.run(
         [*command, str(program), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **hidden, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=SECONDS,
     )
     logs = [sorted(folder.glob(f"*/attempt_0/*/{name}.log")) for name in ("stderr", "stdout")]
     said = [[log.read_text() for log in one] for one in logs]

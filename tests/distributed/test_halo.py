@@ -1,16 +1,17 @@
 """Rows of other ranks: values, sums and gradients of every order are those of one process.
 
 Seen red with: received rows left in the order of their owners, the sum at the owner of the last
-rank alone, the agreement left out (a hang).
+rank alone, the agreement left out (a hang), a name of torch that warns.
 """
 
 import functools
+import warnings
 
 import pytest
 import torch
 
 from tests.ranks import run
-from torchweft.core.collectives import total
+from torchweft.core.collectives import gathered, total
 from torchweft.distributed import Halo
 from torchweft.distributed.agreement import agree
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
@@ -131,6 +132,17 @@ def test_totals_have_the_gradients_of_the_whole():
         expected.append(gradient.sum())
     for found in run(totals, 3):
         assert found.equal(torch.stack(expected).detach())  # integers: exact in any order
+
+
+def of_every_rank(rank, size, group):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of names that torch gives up
+        return gathered(torch.tensor([rank, rank + 0.5]), group)
+
+
+def test_gathered_by_rank():
+    for found in run(of_every_rank, 3):
+        assert found.equal(torch.arange(6).view(3, 2) / 2)
 
 
 def compiled(rank, size, group):

@@ -74,7 +74,8 @@ def through(function, tensors, orders=2, **options):
     """The result, and the gradients of functions of it, order by order."""
     tensors = [t.requires_grad_() for t in tensors]
     out = function(*tensors, **options)
-    found, score = [[out.detach()]], (out.sin() * out).where(out.isfinite(), 0).sum()
+    finite = out.where(out.isfinite(), 0)  # a row that sees nothing has no gradient, not NaN
+    found, score = [[out.detach()]], (finite.sin() * finite).sum()
     for _ in range(orders):
         grads = torch.autograd.grad(score, tensors, create_graph=True, materialize_grads=True)
         found.append([t.detach() for t in grads])

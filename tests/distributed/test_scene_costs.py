@@ -1,7 +1,7 @@
 """What a step on one scene over ranks costs: collectives, waits of the host, pairs of voxels.
 
 Seen red with: an exchange where no rank reads voxels of another, numbers that the host reads at
-every call, pairs that two ranks compute.
+every call, calls of layers that are compared on every scene, pairs that two ranks compute.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.distributed.test_scenes import network_of, score, whole_scene
 from tests.ranks import run
 from torchweft import voxels
-from torchweft.distributed import agreement, shard_voxels
+from torchweft.distributed import shard_voxels
+from torchweft.distributed.scenes import functions
 
 READS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "is_nonzero")
 """Operations of torch for which the host waits for a GPU; and `tolist`."""
@@ -46,7 +47,8 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def tolist(self, tensor):
-        if sys._getframe(2).f_globals["__name__"] != agreement.__name__:  # it reads the host's own
+        """Of scenes alone: agreements read the host's own numbers, maps of a GPU their flags."""
+        if sys._getframe(2).f_globals["__name__"] == functions.__name__:
             self.reads["tolist"] += 1
         return _TOLIST(tensor)
 
@@ -61,22 +63,25 @@ def watched():
         yield watch
 
 
-def step(network, tensor):
+def cost(network, tensor):
+    """(collectives, reads) of a training step."""
+    tensor = tensor.replace(tensor.F.detach().requires_grad_())
     network.zero_grad()
-    score(network(tensor)).backward()
+    with watched() as watch:
+        score(network(tensor)).backward()
+    return dict(watch.collectives), dict(watch.reads)
 
 
 def steps_of_rank(rank, size, group):
-    """(collectives, reads) of a step on a new scene and of the next one, and its maps' pairs."""
-    tensor, network = whole_scene("two"), network_of("torch")
-    cut = shard_voxels(tensor, rank, size, block=4, group=group)
-    cut = cut.replace(cut.F.detach().requires_grad_())
-    found = []
-    for _ in range(2):
-        with watched() as watch:
-            step(network, cut)
-        found.append((dict(watch.collectives), dict(watch.reads)))
-    return found, pairs(cut)
+    """Costs of a step on a new scene, of one more on it, and of one on the next; pairs of maps."""
+
+    def new():
+        return shard_voxels(whole_scene("two"), rank, size, block=4, group=group)
+
+    network = network_of("torch")
+    new()  # without calls of layers, of which none are foreseen on the next scene
+    first = new()
+    return [cost(network, first), cost(network, first), cost(network, new())], pairs(first)
 
 
 def pairs(tensor):
@@ -91,7 +96,7 @@ def pairs(tensor):
 def test_collectives_and_waits_of_a_step():
     ranks = run(steps_of_rank, 2)
     whole = pairs(whole_scene("two"))
-    for ((fresh, reads), (again, late)), _ in ranks:
+    for ((fresh, reads), (again, late), (foreseen, _)), _ in ranks:
         assert late == {}
         assert again == {"allreduce": 2 * NORMS + BESIDE, "exchange": 2 * BESIDE}
         told = MAPS + MAPS_BESIDE  # what a map is, and how many voxels go to whom
@@ -100,6 +105,7 @@ def test_collectives_and_waits_of_a_step():
             "allreduce": again["allreduce"] + told,
             "exchange": again["exchange"] + sent,
         }
+        assert foreseen == fresh | {"allreduce": 2 * NORMS + told}
         assert reads["nonzero"] == reads["tolist"] == MAPS_BESIDE
         assert reads["_local_scalar_dense"] <= CHECKS * MAPS_BESIDE
     of_ranks = [part for _, part in ranks]

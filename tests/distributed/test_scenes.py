@@ -2,15 +2,18 @@
 
 Seen red with: voxels beside a box sent on one side alone, floors whose owner does not see their
 children, outputs that two ranks keep, a maximum of equals of the lowest rank, means of samples of
-one rank, an inverse layer that reads as the layer itself does (tests/mutants).
+one rank, an inverse layer that reads as the layer itself does, a scene that keeps a message to
+other ranks, which cannot be copied (tests/mutants).
 """
 
+import copy
 import functools
 
 import pytest
 import torch
 from torch import nn
 
+from tests.ranks import SIZE as EVERYONE
 from tests.ranks import run
 from torchweft import voxels
 from torchweft.core.collectives import world
@@ -455,6 +458,18 @@ def test_equal_samples_are_cut_apart():
     first, second = bisected(rows, 2, (0, 1, 1), (1, 1, 1), None, False)
     assert (first.low[0], first.end[0]) == (-END, 1)
     assert second.low == (1, -END, -END)
+
+
+def copied(rank, size, group):
+    """What a layer gives of a scene and of its copy; of all ranks, as a group is not copied."""
+    whole = SparseTensor(*scene("two"))
+    found = conv(4, 3, cls=SubMConv3d).requires_grad_(False)(shard_voxels(whole, rank, size))
+    return [conv(2, 3, channels=4)(x).F.detach() for x in (found, copy.deepcopy(found))]
+
+
+def test_scenes_are_copied():
+    for ours, of_copy in run(copied, EVERYONE):
+        assert ours.equal(of_copy)
 
 
 def test_one_rank_keeps_the_tensor():

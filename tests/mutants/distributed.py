@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         "a call that is not the one before is not compared",
-        "self._as_before and self._before[place:][:1] == (self.made[-1],)",
+        "self._as_before and self._before[place:][:1] == (made,)",
         "self._as_before and bool(self._before)",
         f"{CALLS} -k changed",
     ),
@@ -87,6 +87,18 @@ MUTANTS = [
         "arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
         "assert torch.ones(1).item()\n"
         "        arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
+        SCENE_COSTS,
+    ),
+    Mutant(
+        "a scene keeps its message to other ranks",
+        "        del self._work  # which nobody can copy\n",
+        "",
+        f"{SCENES} -k copied",
+    ),
+    Mutant(
+        "calls of layers are compared on every scene",
+        "_made.get(name, ())",
+        "()",
         SCENE_COSTS,
     ),
     Mutant(

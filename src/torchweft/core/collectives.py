@@ -77,7 +77,9 @@ def largest(x: Tensor, group: Group | None = None) -> Tensor:
 def gathered(x: Tensor, group: Group | None = None) -> Tensor:
     """(ranks, ...): x of each rank, of equal shape and dtype; it has no gradient."""
     found = x.new_empty(world(group)[1], *x.shape)
-    distributed.all_gather_into_tensor(found.view(-1), x.detach().reshape(-1), group)
+    gather = getattr(distributed, "all_gather_single", None)  # the name from torch 2.13 on
+    gather = gather or distributed.all_gather_into_tensor
+    gather(found.view(-1), x.detach().reshape(-1), group)
     return found
 
 

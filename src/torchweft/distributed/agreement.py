@@ -16,6 +16,9 @@ __all__ = ["Calls", "agree", "numbers_of_ranks"]
 
 Facts = Mapping[str, Any]
 
+MOST_CALLS = 10_000
+"""Calls that are kept: of a scene on which a network is trained for long there are ever more."""
+
 
 class _Said(NamedTuple):
     """What this rank says of a call."""
@@ -96,6 +99,7 @@ class _Comparison:
                 raise said.error
             return True
         self._work.wait()
+        del self._work  # which nobody can copy
         highest, lowest = self._extremes.tolist()
         if highest == -lowest:
             return True
@@ -108,7 +112,7 @@ class _Comparison:
 
 
 class Calls:
-    """Calls inside one call of all ranks, such as those of a halo inside a model's.
+    """Calls inside one call of all ranks: of a halo inside a model's, of layers on one scene.
 
     Each is compared, as by `agree`, unless every rank has made the same calls in such a call
     before: then one comparison at the start stands for all, and the host waits for it when the
@@ -149,8 +153,10 @@ class Calls:
         """Compare the next call inside, unless every rank is known to make it."""
         self.wait()
         said, place = _said(name, describe), len(self.made)
-        self.made.append(repr((name, said.described)))
-        self._as_before = self._as_before and self._before[place:][:1] == (self.made[-1],)
+        made = repr((name, said.described))
+        if place < MOST_CALLS:
+            self.made.append(made)
+        self._as_before = self._as_before and self._before[place:][:1] == (made,)
         if not self._as_before:
             _Comparison(said, None, self._group).wait()
 

@@ -233,6 +233,7 @@ def planned_halo(
     send: Sequence[int],
     receive: Sequence[int],
     group: Group | None,
+    calls: Calls | None = None,
 ) -> Halo:
     """A halo of which every rank knows its part, in the order of the owners: nothing is sent.
 
@@ -242,9 +243,11 @@ def planned_halo(
         send: the number of rows for each rank.
         receive: the number of rows of each rank.
         group: the ranks.
+        calls: what its calls are inside of; None: each is compared by itself.
     """
     found = Halo.__new__(Halo)
     found._plan(num_rows, send_rows, send, receive, group)
+    found._calls = calls
     return found
 
 
@@ -257,7 +260,7 @@ def _constant(info: SparseScaleInfo) -> SparseScaleInfo:
 def _scaled(x: Tensor, info: SparseScaleInfo, rows: int) -> Tensor:
     """Rows of x gathered, or added, by a table."""
     flat = torch.view_as_real(x) if x.is_complex() else x
-    width = flat[0].numel() if len(flat) else torch.Size(flat.shape[1:]).numel()
+    width = torch.Size(flat.shape[1:]).numel()
     if not width:
         return x.new_empty(rows, *x.shape[1:])
     found = sparse_scale(flat.reshape(len(flat), width), info).reshape(rows, *flat.shape[1:])

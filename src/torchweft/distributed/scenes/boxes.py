@@ -144,14 +144,10 @@ class _Cutter(NamedTuple):
         """(blocks,) rows up to the end of each, and (blocks − 1,) rows beside each cut."""
         place, many = values.div(block, rounding_mode="floor") - first, last - first + 1
         inside = values % block
-        counts = torch.stack(
-            [
-                torch.bincount(place, minlength=many),
-                torch.bincount(place[inside < step], minlength=many),
-                torch.bincount(place[inside >= block - step], minlength=many),
-            ]
-        )
+        sides = (inside < step) + 2 * (inside >= block - step)  # a row may be beside two cuts
+        counts = torch.bincount(4 * place + sides, minlength=4 * many)
         if self.spread:
             counts = all_sum(counts, self.group)
-        total, lowest, highest = counts.cpu()
-        return total.cumsum(0), highest[:-1] + lowest[1:]
+        neither, low, high, both = counts.cpu().view(many, 4).unbind(1)
+        below = (neither + low + high + both).cumsum(0)
+        return below, (high + both)[:-1] + (low + both)[1:]

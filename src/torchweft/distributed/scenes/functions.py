@@ -10,15 +10,16 @@ a map is that of one process, and nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchweft.core import private
 from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.distributed.agreement import agree
+from torchweft.distributed.agreement import Calls, agree
 from torchweft.distributed.directory import Sent, sent_in_parts, sent_to
 from torchweft.distributed.halo import Halo, planned_halo
 from torchweft.distributed.scenes.boxes import END, Box, bisected
@@ -92,13 +93,14 @@ def shard_voxels(
         _check(tensor, rank, world_size, block, group)
         return _facts(tensor, whole, block)
 
-    agree("shard_voxels", describe, group)
-    if world_size == 1:
+    if world(group)[1] == 1:
+        _check(tensor, rank, world_size, block, group)
         return tensor
+    calls = _calls_of_scene(describe, group)
     steps, blocks = (0, *tensor.stride), (1, *(block,) * tensor.dim)
     finest = tensor.coordinates.rows * torch.tensor((1, *tensor.stride), device=tensor.device)
     boxes = bisected(finest, world_size, steps, blocks, group, not whole)
-    shards = VoxelShards(boxes, rank, group)
+    shards = VoxelShards(boxes, rank, group, calls)
     return shards.own_part(tensor) if whole else shards.moved(tensor)
 
 
@@ -109,10 +111,11 @@ class VoxelShards:
         boxes: of finest voxels, by rank.
         rank: of this process.
         group: the ranks; None: all.
+        calls: those of layers on this scene, which `shard_voxels` has compared.
     """
 
-    def __init__(self, boxes: Sequence[Box], rank: int, group: Group | None) -> None:
-        self.boxes, self.rank, self.group = list(boxes), rank, group
+    def __init__(self, boxes: Sequence[Box], rank: int, group: Group | None, calls: Calls) -> None:
+        self.boxes, self.rank, self.group, self._calls = list(boxes), rank, group, calls
 
     def kernel_map(
         self, inputs: Coordinates, shape: Geometry, onto: Coordinates | None
@@ -241,7 +244,7 @@ class VoxelShards:
         numbers = torch.stack(counts).tolist()  # the host waits for the GPU
         receive, send = numbers[: len(self.boxes)], numbers[len(self.boxes) :]
         wanted = places[_flagged(of_own, sum(send))]
-        halo = planned_halo(num_rows, wanted, send, receive, self.group)
+        halo = planned_halo(num_rows, wanted, send, receive, self.group, self._calls)
         return sent.rows[_flagged(used, sum(receive))], halo
 
     def _outputs(
@@ -256,6 +259,19 @@ class VoxelShards:
         outputs = found.select(own.nonzero().squeeze(1))
         outputs.shards = self
         return outputs
+
+
+_made: dict[str, list[str]] = {}
+"""Rows that layers sent on the last scene, by the name of a group."""
+
+
+def _calls_of_scene(describe: Callable[[], Mapping[str, Any]], group: Group | None) -> Calls:
+    """The calls on a new scene: those that were made on the last one are compared here."""
+    name = private.group_name(group)
+    calls = Calls("shard_voxels", describe, group, _made.get(name, ()))
+    calls.wait()
+    _made[name] = calls.made
+    return calls
 
 
 def _read_by(box: Box, shape: Geometry, inverse: bool) -> Box:
