@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
     """Tensors on the CPU are taken as those on a GPU."""
-    monkeypatch.setattr(functions, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
 
 
 def given(nodes, parts, dtype, seed=0):

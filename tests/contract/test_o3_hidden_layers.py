@@ -6,7 +6,6 @@ of f'' left out, gradients through g counted twice, gradients of matrices comput
 """
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -36,14 +35,10 @@ WIDTHS = {
 }
 
 
-def everywhere(tensor):
-    return True
-
-
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
     """Tensors of the interpreter are taken as those on a GPU."""
-    monkeypatch.setattr(networks, "on_gpu", everywhere)
+    monkeypatch.setattr(networks, "on_gpu", lambda tensor: True)
 
 
 def network(widths, **options):
@@ -123,26 +118,21 @@ def launched(function, monkeypatch):
         found.append((spec.kind, spec.more))
         return launch(spec, given)
 
-    monkeypatch.setattr(functions, "_launched", recorded)
-    function()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(functions, "_launched", recorded)
+        function()
     return found
 
 
 def test_launches(monkeypatch):
     """Without gradients t is not stored; forces sum no gradients of matrices."""
     net, x = network(WIDTHS["MACE's"]), draw(9, 8)
-
-    def run(function):
-        monkeypatch.setattr(networks, "on_gpu", everywhere)
-        return launched(function, monkeypatch)
-
     with torch.no_grad():
-        assert run(lambda: net.hidden(x)) == [("rows", False)]
+        assert launched(lambda: net.hidden(x), monkeypatch) == [("rows", False)]
     moved = x.clone().requires_grad_()
-    forces = run(lambda: torch.autograd.grad(net.hidden(moved).sum(), moved))
+    forces = launched(lambda: torch.autograd.grad(net.hidden(moved).sum(), moved), monkeypatch)
     assert forces == [("rows", True), ("back", False)]
-    step = run(lambda: forces_and_their_loss(net, x))
+    step = launched(lambda: forces_and_their_loss(net, x), monkeypatch)
     assert step[:2] == [("rows", True), ("back", False)]
     assert sorted(step[2:]) == [("back", True), ("second", True), ("tangent", False)]
 
@@ -166,11 +156,11 @@ def _of_none(net, x):
     return found
 
 
-def test_repeatable_in_order():
+def test_repeatable():
     net, x = network(WIDTHS["MACE's"]), draw(2 * TILE + 7, 8)
-    for a, b in itertools.pairwise([forces_and_their_loss(net, x) for _ in range(2)]):
-        for one, other in zip(a, b, strict=True):
-            assert_same_bits(one, other, "again")
+    first, again = (forces_and_their_loss(net, x) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert_same_bits(one, other, "again")
 
 
 def test_what_kernels_do_not_serve_goes_layer_by_layer(monkeypatch):
@@ -185,7 +175,6 @@ def test_what_kernels_do_not_serve_goes_layer_by_layer(monkeypatch):
     }
     for case in cases.values():
         assert launched(case, monkeypatch) == []
-        monkeypatch.setattr(networks, "on_gpu", everywhere)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert network((8, 16)).hidden(x).dtype == torch.bfloat16
     with forward_ad.dual_level():

@@ -273,6 +273,12 @@ MUTANTS = [
         CPU,
     ),
     Mutant(
+        "inference compares an epilogue with an empty one",
+        "    if after is NO_EPILOGUE or observed(x, weight, bias, *after[:3]):\n        if backend",
+        "    if after == NO_EPILOGUE or observed(x, weight, bias, *after[:3]):\n        if backend",
+        "tests/contract/test_voxels_host.py -k compares",
+    ),
+    Mutant(
         "kernels: the epilogue forgets the shift",
         "acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",
         "acc += 0 * tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",

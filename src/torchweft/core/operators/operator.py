@@ -12,7 +12,7 @@ gradients of any order exist.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -37,7 +37,9 @@ __all__ = [
     "compiling",
     "constant_when_compiling",
     "forward_level",
+    "on_gpu",
     "outside_graphs",
+    "plain_call",
     "recording",
     "register",
     "transformed",
@@ -68,6 +70,18 @@ forward_level = private.forward_level
 def unwatched(tensor: Tensor) -> bool:
     """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
     return type(tensor) in PLAIN and not watched() and not tensor.is_meta
+
+
+def plain_call(tensors: Iterable[Tensor]) -> bool:
+    """Whether a call on these is eager: not compiled, transformed, in forward mode, or watched."""
+    if compiling() or transformed() or forward_level() >= 0:
+        return False
+    return all(map(unwatched, tensors))
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor is on a GPU; tests replace it where kernels run in the interpreter."""
+    return tensor.is_cuda
 
 
 def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:

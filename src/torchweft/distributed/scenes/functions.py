@@ -262,7 +262,7 @@ class VoxelShards:
 
 
 _made: dict[str, list[str]] = {}
-"""Rows that layers sent on the last scene, by the name of a group."""
+"""Calls of layers on the last scene, by the name of a group."""
 
 
 def _calls_of_scene(describe: Callable[[], Mapping[str, Any]], group: Group | None) -> Calls:

@@ -52,8 +52,8 @@ def from_mace(model: nn.Module) -> nn.Module:
     Returns:
         The model.  Its parameters are the same tensors with the same names, so that optimisers keep
         them and checkpoints load.  Where the attributes of nodes are one-hot and need no gradient,
-        weights are chosen by element, not multiplied; a record of `torchweft.capture` made with
-        such attributes has NaN where those of a call are not one-hot.
+        weights are chosen by element, not multiplied.  A function that `torchweft.capture` has
+        recorded with such attributes returns NaN for a structure with others.
 
     Raises:
         DTypeError: the model has no interaction of MACE with a product of e3nn.

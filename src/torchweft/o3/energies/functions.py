@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
-from torchweft.core.operators.operator import compiling, forward_level, transformed, unwatched
+from torchweft.core.operators.operator import on_gpu, plain_call
 from torchweft.core.printing.modules import written
 from torchweft.o3.edge_vectors.operator import totals
 from torchweft.o3.graph import Tables
@@ -66,15 +66,9 @@ def _serves(given: Given) -> bool:
     first, last, *fixed = given
     scale = fixed[1]
     every = [last, *fixed] if first is None else [first, last, *fixed]
-    traced = compiling() or transformed() or forward_level() >= 0
-    plain = not traced and all(map(unwatched, every))
     alike = {t.dtype for t in every} in ({torch.float32}, {torch.float64})
-    few = _on_gpu(last) and len(last) <= MOST_NODES and scale.numel() == 1
-    return few and plain and alike and not any(t.requires_grad for t in fixed)
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+    few = on_gpu(last) and len(last) <= MOST_NODES and scale.numel() == 1
+    return few and plain_call(every) and alike and not any(t.requires_grad for t in fixed)
 
 
 def _composed(given: Given, tables: Tables | None) -> Energies:

@@ -1,1 +1,1 @@
-"""The hidden layers of a network of numbers in one launch on a GPU, and their derivatives."""
+"""The hidden layers of a network of numbers, by one kernel on a GPU."""

@@ -1,7 +1,7 @@
-"""Hidden layers of a network of numbers, and their derivatives, in one launch each on a GPU.
+"""Hidden layers of a network of numbers, and their derivatives, by kernels on a GPU.
 
-The first two derivatives are kernels of their own, as forces and losses of them need; those beyond
-are composed of torch's operations.
+All layers are one launch, their gradients another, and second derivatives, as a loss of forces
+needs them, two more.  Those beyond are composed of torch's operations.
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ from torch.nn.functional import silu
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device, processors
-from torchweft.core.operators.operator import (
-    compiling,
-    forward_level,
-    transformed,
-    unwatched,
-    used,
-)
+from torchweft.core.operators.operator import plain_call, used
 from torchweft.core.printing.modules import printed
 from torchweft.o3.hidden_layers.source import HIDDEN_LAYERS, HiddenLayers, KernelSpec, source
 from torchweft.products.tiles import has_wgmma
 
-__all__ = ["MOST_LAYERS", "MOST_WIDTH", "hidden_layers", "on_gpu", "serves"]
+__all__ = ["hidden_layers", "serves"]
 
 MOST_LAYERS = 4
 MOST_WIDTH = 64
@@ -41,27 +35,16 @@ PROGRAMS_PER_PROCESSOR = 2
 """Programs that share a sum over rows, each with gradients of the matrices of its own."""
 
 
-def on_gpu(tensor: Tensor) -> bool:
-    """Whether kernels may serve a tensor."""
-    return tensor.is_cuda
-
-
 def serves(layers: HiddenLayers, x: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether kernels compute these layers: in float32, on GPUs whose warp groups multiply.
 
     Other GPUs keep both factors of a product in registers, where these do not fit.
     """
-    if (
-        torch.is_autocast_enabled(x.device.type)
-        or compiling()
-        or transformed()
-        or forward_level() >= 0
-    ):
+    every = (x, *weights)
+    if torch.is_autocast_enabled(x.device.type) or not plain_call(every):
         return False
-    plain = all(
-        t.dtype == torch.float32 and t.device == x.device and unwatched(t) for t in (x, *weights)
-    )
-    return plain and _fits(layers, x.device)
+    alike = all(t.dtype == torch.float32 and t.device == x.device for t in every)
+    return alike and _fits(layers, x.device)
 
 
 @functools.lru_cache(maxsize=256)

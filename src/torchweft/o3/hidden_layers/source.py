@@ -90,22 +90,24 @@ def source(spec: KernelSpec) -> str:
 
 
 def _functions() -> Iterator[Iterator[str]]:
-    """f and its derivatives; σ by exp(-|t|), which does not overflow."""
+    """Products of matrices, σ, and f with its derivatives.
+
+    σ is that of `row_functions` with |x|, which loops on a CPU lack: a tenth fewer instructions.
+    """
     zeros = "tl.zeros([a.shape[0], b.shape[1]], tl.float32)"
-    yield FRAME.function(
-        "product", ["a", "b"], [f'return add_product(a, b, {zeros}, tl.float32, "bf16x6")']
-    )
+    product = [f'return add_product(a, b, {zeros}, tl.float32, "bf16x6")']
+    yield FRAME.function("product", ["a", "b"], product)
     bodies = {
         "sigmoid": [
-            "fallen = tl.exp(-tl.abs(t))",
-            "return tl.where(t < 0, fallen, 1.0) / (1.0 + fallen)",
+            "fallen = tl.exp(-tl.abs(x))",
+            "return tl.where(x < 0, fallen, 1.0) / (1.0 + fallen)",
         ],
-        "silu": ["return t * sigmoid(t)"],
-        "slope": ["s = sigmoid(t)", "return s * (1.0 + t * (1.0 - s))"],
-        "bend": ["s = sigmoid(t)", "return s * (1.0 - s) * (2.0 + t * (1.0 - 2.0 * s))"],
+        "silu": ["return x * sigmoid(x)"],
+        "slope": ["s = sigmoid(x)", "return s * (1.0 + x * (1.0 - s))"],
+        "bend": ["s = sigmoid(x)", "return s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s))"],
     }
     for name, body in bodies.items():
-        yield FRAME.function(name, ["t"], body)
+        yield FRAME.function(name, ["x"], body)
 
 
 def _body(spec: KernelSpec) -> Iterator[str]:
@@ -138,7 +140,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
     yield _load(spec, name, given, 0)
     for k in range(count):
         yield from _matrix(spec, k)
-        yield f"{made} = {_dot(name, 'w')}"
+        yield f"{made} = product({name}, w)"
         if not rows:
             yield _load(spec, "t", f"t{k}", k + 1)
         if not rows or spec.more:
@@ -167,19 +169,19 @@ def _back(spec: KernelSpec, k: int) -> Iterator[str]:
         yield from _sums(spec, k)
     yield from _matrix(spec, k, turned=True)
     if k or not second:
-        yield f"g = {_dot('d', 'w')}"
+        yield "g = product(d, w)"
     if second:
-        yield f"q = {_dot('e', 'w')}"
+        yield "q = product(e, w)"
 
 
 def _sums(spec: KernelSpec, k: int) -> Iterator[str]:
     """Add the gradient of matrix k to that of the tiles before."""
     second = spec.kind == "second"
     yield from _before(spec, "h", "x", k)
-    yield f"sum = {_dot('h', 'e' if second else 'd')}"
+    yield f"sum = product(h, {'e' if second else 'd'})"
     if second:
         yield from _before(spec, "u", "v", k)
-        yield f"sum += {_dot('u', 'd')}"
+        yield "sum += product(u, d)"
     height, width = spec.layers.widths[k : k + 2]
     yield from _places(spec, k)
     if k == 0:
@@ -199,10 +201,6 @@ def _before(spec: KernelSpec, name: str, given: str, k: int) -> Iterator[str]:
     if name == "u":
         yield _load(spec, "p", f"p{k - 1}", k, turned=True)
     yield _following(spec, name, k - 1)
-
-
-def _dot(a: str, b: str) -> str:
-    return f"product({a}, {b})"
 
 
 def _padded(width: int) -> int:

@@ -3,11 +3,10 @@
 normalize2mom       c f(x),  c = <f(t)²>^(-1/2) over normal t
 FullyConnectedNet   x_{k+1} = √v c f(x_k W_k / √(h_k v_k)),  the last layer without f
 
-On a GPU the hidden layers of a float32 network with SiLU are one kernel, and so is each of their
-first two derivatives.  Elsewhere a function of PRINTED is one kernel there, with the factors before
-and behind it, and so is each of its derivatives; torch's own takes up to a dozen for a second
-derivative.  Other functions, and all on a CPU, are torch's: its loops over numbers need no
-compilation there.
+On Hopper the hidden layers of a float32 network with SiLU are one kernel, see `hidden_layers`.  In
+other networks on a GPU a function of PRINTED is one kernel, with the factors before and behind it,
+and so is each of its derivatives; torch's own takes up to a dozen for a second derivative.  Other
+functions, and all on a CPU, are torch's: its loops over numbers need no compilation there.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from torch.nn import functional
 
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
+from torchweft.core.operators.operator import on_gpu
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.hidden_layers.functions import hidden_layers, on_gpu, serves
+from torchweft.o3.hidden_layers.functions import hidden_layers, serves
 from torchweft.o3.hidden_layers.source import HiddenLayers
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows

@@ -36,10 +36,8 @@ from torchweft.core.operators.operator import (
     Gradients,
     Operator,
     compiling,
-    forward_level,
+    plain_call,
     recording,
-    transformed,
-    unwatched,
 )
 from torchweft.voxels.convolution import launch, numba_path, torch_path
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
@@ -182,10 +180,7 @@ def compile_before(
 def observed(*tensors: Tensor | None) -> bool:
     """Whether a call is recorded, transformed or watched; its epilogue is then steps of torch."""
     given = [t for t in tensors if t is not None]
-    if compiling() or transformed() or forward_level() >= 0:
-        return True
-    recorded = recording() and any(t.requires_grad for t in given)
-    return recorded or not all(unwatched(t) for t in given)
+    return not plain_call(given) or (recording() and any(t.requires_grad for t in given))
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list[Tensor]:
