@@ -151,7 +151,7 @@ def segment_max(
     Error: none.  The gradient goes to the first of equal rows, so second derivatives are 0 in x and
     those in the gradient exist.
 
-    Cost: x is read once; z and the row of each maximum are written once.
+    Cost: x is read once and z written once; with gradients also the row of each maximum.
 
     Example:
         >>> import torch
@@ -190,7 +190,7 @@ def segment_min(
     Error: none.  The gradient goes to the first of equal rows, so second derivatives are 0 in x and
     those in the gradient exist.
 
-    Cost: x is read once; z and the row of each minimum are written once.
+    Cost: x is read once and z written once; with gradients also the row of each minimum.
 
     Example:
         >>> import torch

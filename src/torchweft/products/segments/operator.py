@@ -27,7 +27,7 @@ __all__ = ["extreme", "segment_sizes"]
 
 _SCHEMA = "Tensor x, Tensor? indptr, Tensor? index, SymInt num_segments, bool largest, str? backend"
 
-Body = Callable[[Tensor, Plan, bool], list[Tensor]]
+Body = Callable[[Tensor, Plan, bool, bool], list[Tensor]]
 
 
 def segment_sizes(num_rows: int, num_segments: int) -> Sizes:
@@ -52,6 +52,7 @@ def _forward(
     num_segments: int,
     largest: bool,
     backend: str | None,
+    places: bool = True,
 ) -> list[Tensor]:
     name = choose(backend, x.device.type)
     if name == "torch":
@@ -59,11 +60,15 @@ def _forward(
     else:
         sizes = segment_sizes(x.shape[0], num_segments)
         plan = product_plan((None, None, indptr, None, index), sizes, x.device)
-        found = _body(name)(x, plan, largest)
+        found = _body(name)(x, plan, largest, places)
     if recording():
         tensors = [t for t in (x, indptr, index, *found) if t is not None]
         record_cost(sum(t.nbytes for t in tensors), 2 * x.numel())
     return found
+
+
+def _values(*args: Any) -> Tensor:
+    return _forward(*args, places=False)[0]
 
 
 def _rows(x: Tensor, indptr: Tensor | None, index: Tensor | None) -> Tensor:
@@ -100,5 +105,7 @@ def _fake(x: Tensor, indptr: Any, index: Any, num_segments: int, *rest: Any) -> 
     return [values, torch.empty_like(values, dtype=torch.int64)]
 
 
-extreme = FusedOperator("segment_extreme", _SCHEMA, 3, _forward, _backward, _fake, _composition)
+extreme = FusedOperator(
+    "segment_extreme", _SCHEMA, 3, _forward, _backward, _fake, _composition, alone=_values
+)
 """extreme(x, indptr, index, num_segments, largest, backend): the values."""
