@@ -22,8 +22,8 @@ def extreme_kernel(
     identity.  value and place are contiguous; a place that is None is not stored.  FILL: what is
     written for nothing, None for ∓inf; its place is T.
 
-    Floor: x read once, values and places written once: (T·itemsize + M·(itemsize + 8))·C bytes, 8
-    fewer a number without places, and 4 (T + M) of tables.  Bound: memory; 2 comparisons for each number.
+    Floor: x read once, values and places written once: (T·itemsize + M·(itemsize + 8))·C bytes, or
+    M·itemsize·C without places, and 4 (T + M) of tables.  Bound: memory; 2 comparisons a number.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     element: tl.constexpr = x_ptr.dtype.element_ty

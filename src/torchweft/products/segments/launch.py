@@ -55,7 +55,7 @@ def _launched(
         key = name, x.shape, x.stride(), x.dtype, largest, places
         launcher = plan.derived(key, lambda: _launcher(x, tables, largest))
         with current_device(x):
-            launcher([x, values, *(found or [None])])
+            launcher([x, values, found[0] if places else None])
     return [values, *found]
 
 
