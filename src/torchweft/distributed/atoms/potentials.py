@@ -91,7 +91,12 @@ def potential(
         halo.group,
         kept.get(kind, ()),
     )
-    with calls_inside(halo, calls), reading(halo.num_rows, halo):
+    # forces are differentiated again: nodes of their gradients come after those of the energy
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        calls_inside(halo, calls),
+        reading(halo.num_rows, halo),
+    ):
         found = model(dict(data), **options)
     if calls.made:
         kept[kind] = calls.made
