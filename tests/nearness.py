@@ -1,6 +1,8 @@
-"""A front end's formula against the same of dense tensors, in float64."""
+"""Results against those of a plain formula, by the noise that its results in float32 have."""
 
 import torch
+
+from torchweft.testing import assert_as_accurate, plain_error
 
 ROUND_OFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.float64, torch.float32)}
 
@@ -11,6 +13,34 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 def same(out, expected):
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def beside(inputs, seed):
+    """In float32, each number moved to one beside it: torch's error at the very ones is luck."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = [2 * torch.randint(0, 2, a.shape, generator=generator) - 1 for a in inputs]
+    eps = torch.finfo(torch.float32).eps
+    return [a.float() * (1 + eps * sign) for a, sign in zip(inputs, signs, strict=True)]
+
+
+def model_beside(model, seed):
+    """The model in float32, with the numbers beside its parameters."""
+    with torch.no_grad():
+        parameters = list(model.float().parameters())
+        for parameter, moved in zip(parameters, beside(parameters, seed), strict=True):
+            parameter.copy_(moved)
+    return model
+
+
+def check_named(found, exact, draws):
+    """Results by name in float64 are as accurate as a formula's, by draws of `beside`."""
+    assert found.keys() == exact.keys()
+    for name, value in exact.items():
+        noise = torch.stack([plain_error(draw[name], value, torch.float64) for draw in draws])
+        try:
+            assert_as_accurate(found[name], value, noise)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
 
 
 def check(function, dense, inputs):

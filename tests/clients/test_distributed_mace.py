@@ -215,17 +215,6 @@ def test_models_of_other_results_are_told_apart():
         potential(model, structure("molecule"), halo)
 
 
-def test_gradients_are_begun_in_the_thread_of_the_call():
-    """So that second gradients come to a rank's exchanges in the same order as on the others."""
-    model, threads = o3.from_mace(original(**MODELS["residual"])), []
-    model.register_forward_pre_hook(
-        lambda *_: threads.append(torch._C._is_multithreading_enabled())
-    )
-    part, own = part_of(structure("molecule"), 0, 1)
-    potential(model, own, part.halo())
-    assert (threads, torch._C._is_multithreading_enabled()) == ([False], True)
-
-
 def test_one_rank_is_the_model():
     model, whole = o3.from_mace(original(**MODELS["residual"])), structure("molecule")
     atoms = len(whole["positions"])

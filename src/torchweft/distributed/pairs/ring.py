@@ -7,9 +7,10 @@ is under way from the rank before.  The gradient in what varies with j is a sum 
 ring, in which rows of i travel: no gradient is ever sent, and every order is a ring again.
 
 Beside the arguments of `reductions.engine.operator` an operator takes the name of the group and the
-number of the call, which its gradients have too: ranks that come to them in another order, as torch
-runs them, are told so, where their formulas are alike too.  An operator's tables are the `Blocks` of this rank's rows and the columns of each rank, by rank, numbered from the
-first of that rank; then those of this rank's columns and the rows of each.
+number of the call, which its gradients share: ranks whose backward passes come to them in another
+order raise an error, also where formulas and sizes are equal.  Its tables are the `Blocks` of this
+rank's rows and the columns of each rank, by rank, numbered from the first of that rank; then those
+of this rank's columns and the rows of each.
 """
 
 from __future__ import annotations
@@ -149,9 +150,7 @@ class _ShiftedRule(operator.ShiftedRule):
         return _shifted(tensors, *rest)
 
 
-_SCHEMA = (
-    "str formula, SymInt batch, SymInt rows, SymInt columns, str how, str group, SymInt call"
-)
+_SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how, str group, SymInt call"
 _sum_rule = _SumRule()
 _sum_operator = ListOperator("reductions_ring_sums", _SCHEMA, _sum_rule)
 _shifted_rule = _ShiftedRule(_sum_operator)
