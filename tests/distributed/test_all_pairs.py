@@ -201,7 +201,7 @@ def in_another_order(rank, size, group):
     with all_pairs(group):
         losses = [(-Vi(times * x).sqdist(Vj(y))).exp().sum(1).sum() for times in (1, 2)]
         with pytest.raises(ShapeError) as raised:
-            torch.autograd.grad(losses[rank], x)  # others come to this one later
+            torch.autograd.grad(losses[rank], x)
     return str(raised.value)
 
 
@@ -211,8 +211,8 @@ def test_gradients_in_another_order_are_told():
         r"sums of call (\d+) in all_pairs and rank 1 has sums of call (\d+) in all_pairs: all ranks"
     )
     for told in run(in_another_order, 2):
-        last, one = map(int, re.search(text, told).groups())
-        assert last == one + 1
+        first, second = map(int, re.search(text, told).groups())
+        assert second == first + 1
 
 
 def others(x, y, b, p):
