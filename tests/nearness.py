@@ -43,6 +43,7 @@ def check_named(found, exact, draw):
     """
     assert found.keys() == exact.keys()
     for name, value in exact.items():
+        assert found[name].shape == value.shape, name
         for draws in DRAWS:
             noise = [plain_error(draw(seed)[name], value, torch.float64) for seed in range(draws)]
             ratio = accuracy_ratio(found[name], value, torch.stack(noise))

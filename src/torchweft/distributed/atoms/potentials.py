@@ -91,7 +91,8 @@ def potential(
         halo.group,
         kept.get(kind, ()),
     )
-    # forces are differentiated again: nodes of their gradients come after those of the energy
+    # nodes that forces make for their gradients are numbered in the thread of the others: all ranks
+    # then come to the exchanges of second gradients in one order
     with (
         torch.autograd.set_multithreading_enabled(False),
         calls_inside(halo, calls),

@@ -94,7 +94,7 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
         yield
         return
     ranks = Ranks(group)
-    # nodes made in threads of their own, as on GPUs, would be ordered by the history of a rank
+    # torch numbers the nodes of each thread apart: on GPUs their order would differ between ranks
     with torch.autograd.set_multithreading_enabled(False), rows_of_one.using(ranks):
         try:
             yield
