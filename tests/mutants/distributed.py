@@ -199,8 +199,8 @@ MUTANTS = [
     ),
     Mutant(
         "calls of a ring that are alike have one number",
-        "return (*rest, name, next(_calls[name]))",
-        "return (*rest, name, 0)",
+        "return (*rest, private.group_name(self._group), self._call)",
+        "return (*rest, private.group_name(self._group), 0)",
         f"{ALL_PAIRS} -k another_order",
     ),
     Mutant(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -40,8 +38,8 @@ Each rank then looks in the cells of the whole cloud once, not in those of every
 cells take some ten times as much memory.  More points travel round the ring.
 """
 
-_calls: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
-"""Numbers of the rings' calls, by the name of their group."""
+_calls: dict[str, int] = {}
+"""The number of the last call of a ring, by the name of its group."""
 
 
 @contextmanager
@@ -176,12 +174,16 @@ class Ranks(rows_of_one.Whole):
         self.agree(f"{plan.kind} over axis {plan.axis} in all_pairs", describe)
         if not columns:
             return rows_of_one.Operators(), []
-        counts = numbers_of_ranks([count_rows, count_columns], self.group)
-        of_columns = [count for _, count in counts]
+        name = private.group_name(self.group)
+        numbers = [count_rows, count_columns, _calls.get(name, 0) + 1]
+        counts = numbers_of_ranks(numbers, self.group)
+        of_columns = [count for _, count, _ in counts]
+        # the largest: a rank that raised an error between may have made fewer calls
+        call = _calls[name] = max(number for *_, number in counts)
         if not rows:
-            return _SharedRow(self.group, of_columns), []
+            return _SharedRow(self.group, of_columns, call), []
         tables = [] if ranges is None else self._tables(ranges, plan.axis, counts)
-        return _Ring(self.group, of_columns), tables
+        return _Ring(self.group, of_columns, call), tables
 
     def _tables(
         self, ranges: Ranges | BlockSparsity, axis: int, counts: list[list[int]]
@@ -264,12 +266,11 @@ def _facts(plan: ReductionPlan, operands: Tensors) -> dict[str, Any]:
 class _Ring(rows_of_one.Operators):
     """The operators over columns of all ranks."""
 
-    def __init__(self, group: Group | None, counts: list[int]) -> None:
-        self._group, self._counts = group, counts
+    def __init__(self, group: Group | None, counts: list[int], call: int) -> None:
+        self._group, self._counts, self._call = group, counts, call
 
     def _spread(self, rest: Rest) -> Rest:
-        name = private.group_name(self._group)
-        return (*rest, name, next(_calls[name]))
+        return (*rest, private.group_name(self._group), self._call)
 
     def sums(self, tensors: Tensors, rest: Rest) -> Tensor:
         return ring.sums(tensors, self._spread(rest))
