@@ -203,13 +203,19 @@ def _before(spec: KernelSpec, name: str, given: str, k: int) -> Iterator[str]:
     yield _following(spec, name, k - 1)
 
 
-def _padded(width: int) -> int:
-    return max(LEAST_DOT, power_of_two(width))
+def _padded(spec: KernelSpec, k: int) -> int:
+    """Columns of a tile of layer k: as many for all hidden layers.
+
+    Products of different widths in one kernel would read shared memory in different layouts, and
+    NVIDIA's assembler of CUDA 12.8 then takes the address of a matrix from an unset register.
+    """
+    widths = spec.layers.widths
+    return max(LEAST_DOT, power_of_two(max(widths[1:]) if k else widths[0]))
 
 
 def _places(spec: KernelSpec, k: int, turned: bool = False) -> Iterator[str]:
     """Numbers of the rows and columns of matrix k, or of its transpose."""
-    height, width = map(_padded, spec.layers.widths[k : k + 2])
+    height, width = _padded(spec, k), _padded(spec, k + 1)
     row, column = ("[None, :]", "[:, None]") if turned else ("[:, None]", "[None, :]")
     yield f"k = tl.arange(0, {height}){row}"
     yield f"n = tl.arange(0, {width}){column}"
@@ -228,7 +234,7 @@ def _numbers(spec: KernelSpec, k: int, turned: bool = False) -> tuple[str, str]:
     """Places of the numbers of layer k, or of their transpose, and which of them there are."""
     width, across = spec.layers.widths[k], "[:, None]" if turned else "[None, :]"
     row = f"(begin + tl.arange(0, BLOCK)){'[None, :]' if turned else '[:, None]'}"
-    column = f"tl.arange(0, {_padded(width)}){across}"
+    column = f"tl.arange(0, {_padded(spec, k)}){across}"
     return f"{row} * {width} + {column}", f"({row} < last) & ({column} < {width})"
 
 
