@@ -85,7 +85,7 @@ def source(spec: KernelSpec) -> str:
     parameters = [*(f"{name}_ptr" for name in spec.operands), "rows", "piece"]
     parameters.append("BLOCK: tl.constexpr")
     kernel = FRAME.function(HIDDEN_LAYERS, parameters, _body(spec), free=["rows", "piece"])
-    imports = ["from torchweft.products.kernels import add_product"]
+    imports = ["from torchweft.products.kernels import add_product, rounded_product"]
     return FRAME.module(f"{HIDDEN_LAYERS}: {spec.kind}", *_functions(), kernel, imports=imports)
 
 
@@ -140,7 +140,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
     yield _load(spec, name, given, 0)
     for k in range(count):
         yield from _matrix(spec, k)
-        yield f"{made} = product({name}, w)"
+        yield f"{made} = rounded_product({name}, w)"
         if not rows:
             yield _load(spec, "t", f"t{k}", k + 1)
         if not rows or spec.more:
@@ -169,9 +169,9 @@ def _back(spec: KernelSpec, k: int) -> Iterator[str]:
         yield from _sums(spec, k)
     yield from _matrix(spec, k, turned=True)
     if k or not second:
-        yield "g = product(d, w)"
+        yield "g = rounded_product(d, w)"
     if second:
-        yield "q = product(e, w)"
+        yield "q = rounded_product(e, w)"
 
 
 def _sums(spec: KernelSpec, k: int) -> Iterator[str]:
