@@ -318,6 +318,8 @@ class FusedOperator:
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
         keeps_result: whether the result itself is the first saved tensor.
+        alone: `(*args) -> result` of eager calls without gradients; None if that takes as long as
+            `forward`.
     """
 
     def __init__(
@@ -330,9 +332,11 @@ class FusedOperator:
         fake: Callable[..., list[Tensor]],
         composition: Callable[..., Tensor],
         keeps_result: bool = False,
+        alone: Callable[..., Tensor] | None = None,
     ) -> None:
         self.first_saved = 0 if keeps_result else 1
         self.tensors, self.forward, self.composition = tensors, forward, composition
+        self._alone = alone
         self._backward = backward
         self._op = register(name, f"({schema}) -> Tensor[]", forward, fake)
         self._gradient_op = register(
@@ -358,6 +362,8 @@ class FusedOperator:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
             return self._eager(args[self.tensors :], *args[: self.tensors])
+        if self._alone is not None and unwatched(args[0]):
+            return self._alone(*args)
         return self.run(*args)[0]
 
     def run(self, *args: Any) -> list[Tensor]:
