@@ -15,6 +15,7 @@ import triton.language as tl
 __all__ = [
     "add_product",
     "outer_kernel",
+    "rounded_product",
     "rows_kernel",
     "split_kernel",
     "vecmat_batch_kernel",
