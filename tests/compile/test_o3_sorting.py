@@ -33,7 +33,7 @@ def test_lists(lists: int, target: str, check: Check) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("name", ["count_digits", "place_entries"])
 def test_digits(name: str, ordered: bool, target: str, check: Check) -> None:
-    made = rows._digit_kernel(name, CPU)
+    made = rows._digit_kernels(CPU, ordered)[name == "place_entries"]
     absent = {} if ordered else {"order_ptr": None}
     build = _build(getattr(kernels, name), made, {}, absent)
     check(build, f"{name}{', ordered' * ordered}, {target}", target)

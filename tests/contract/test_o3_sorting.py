@@ -89,6 +89,12 @@ def test_one_list_by_digits(name, monkeypatch):
     assert_sorted(found, rows, size)
 
 
+def test_kernels_of_an_order_are_others():
+    """A kernel's cache knows no operand that is None in some calls; seen red with: one for both."""
+    unordered, ordered = (sorting._digit_kernels(torch.device("cpu"), o) for o in (False, True))
+    assert not set(unordered) & set(ordered)
+
+
 @pytest.mark.parametrize("sizes", [(3, 1100), (1100, 3)])
 def test_two_lists_by_digits(sizes, monkeypatch):
     """Seen red with: the numbers of rows of the first list for both."""

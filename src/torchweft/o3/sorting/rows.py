@@ -115,11 +115,11 @@ def _by_digits(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
     for own, table in zip(rows, tables, strict=True):
         own[:entries].copy_(table)
     blocks = -(-entries // ENTRIES_PER_BLOCK)
-    count, place = (_digit_kernel(name, like.device) for name in ("count_digits", "place_entries"))
     counts = like.new_empty(lists, blocks << DIGIT_BITS, dtype=torch.int32)
     order = None
     for shift in range(0, max(1, max(sizes).bit_length()), DIGIT_BITS):
         free = entries, stride, sizes[0], sizes[-1], blocks, shift
+        count, place = _digit_kernels(like.device, order is not None)
         count(lists * blocks, (rows, order, counts), free)
         upto = counts.cumsum(1, dtype=torch.int32)
         before, order = order, torch.empty_like(rows)
@@ -171,6 +171,8 @@ def _kernel(device: torch.device, *dtypes: torch.dtype) -> Kernel:
 
 
 @functools.lru_cache(maxsize=64)
-def _digit_kernel(name: str, device: torch.device) -> Kernel:
+def _digit_kernels(device: torch.device, ordered: bool) -> tuple[Kernel, Kernel]:
+    """Those that count and place entries, where there is an order or not."""
     tile = Tile((ENTRIES_PER_BLOCK, ENTRIES_AT_ONCE, 1 << DIGIT_BITS), 8, 1)
-    return Kernel(written(KERNELS, name), (), (), tile)
+    count, place = (written(KERNELS, name) for name in ("count_digits", "place_entries"))
+    return Kernel(count, (), (), tile), Kernel(place, (), (), tile)
