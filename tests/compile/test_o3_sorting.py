@@ -30,6 +30,16 @@ def test_lists(lists: int, target: str, check: Check) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("name", ["count_digits", "place_entries"])
+def test_digits(name: str, ordered: bool, target: str, check: Check) -> None:
+    made = rows._digit_kernels(CPU, ordered)[name == "place_entries"]
+    absent = {} if ordered else {"order_ptr": None}
+    build = _build(getattr(kernels, name), made, {}, absent)
+    check(build, f"{name}{', ordered' * ordered}, {target}", target)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_columns(target: str, check: Check) -> None:
     made = rows._columns_kernel(CPU, torch.float32, 10)
     types = {"x_ptr": "*fp32", "marked_ptr": "*fp32", "column_ptr": "*i64"}

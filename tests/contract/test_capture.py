@@ -3,10 +3,12 @@
 Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py has graphs of CUDA.
 """
 
+import contextlib
 import inspect
 import itertools
 import re
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -637,3 +639,28 @@ def test_what_stopped_a_record_is_told(said, advice):
     with pytest.raises(RuntimeError) as raised:
         raise RuntimeError(said)
     assert re.search(advice, str(graphs._not_recorded(raised.value)))
+
+
+def test_torch_is_usable_after_a_record_failed(monkeypatch):
+    """Seen red with: a generator of torch that stays in the state of the failed capture.
+
+    The captures are stand-ins: as torch's, they leave the state only if the capture ends well.
+    """
+    capturing = []
+
+    @contextlib.contextmanager
+    def graph(graph, pool=None, stream=None):
+        capturing[:] = [True]
+        yield
+        capturing.clear()
+
+    for name in ("CUDAGraph", "Stream", "current_stream", "graph_pool_handle", "set_stream"):
+        monkeypatch.setattr(graphs.torch.cuda, name, mock.Mock())
+    monkeypatch.setattr(graphs.torch.cuda, "graph", graph)
+
+    def fails():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(torchweft.CaptureError, match=r"cannot be recorded"):
+        graphs.CudaGraphs(torch.device("cpu")).record(fails)
+    assert not capturing

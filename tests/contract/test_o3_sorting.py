@@ -51,6 +51,18 @@ LISTS = {
     "numbers without a row": (drawn(40, 11), 6),
 }
 
+DIGITS = {
+    "none": (torch.zeros(0, dtype=torch.int64), 3),
+    "one digit": (drawn(1500, 90), 90),
+    "two digits": (drawn(1500, 5000), 5000),
+    "a last row behind a digit": (drawn(700, 128), 128),
+    "three digits": (drawn(600, 2**20), 2**20),
+    "no rows": (drawn(40, 11), 0),
+    "int32": (drawn(1030, 700).int(), 700),
+    "columns of a table": (drawn(2000, 300).view(1000, 2)[:, 1], 300),
+    "numbers without a row": (drawn(1500, 900), 300),
+}
+
 
 def assert_sorted(found, rows, size):
     exact = sorted_by_torch(rows, size, 2**31 - 1)
@@ -66,6 +78,32 @@ def test_one_list(name):
     rows, size = LISTS[name]
     (found,) = sorted_by_kernel((rows,), (size,))
     assert_sorted(found, rows, size)
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_one_list_by_digits(name, monkeypatch):
+    """Seen red with: entries of one digit in another order, rows without their last digit."""
+    monkeypatch.setattr(sorting, "MOST_COMPARED", -1)
+    rows, size = DIGITS[name]
+    (found,) = sorted_by_kernel((rows,), (size,))
+    assert_sorted(found, rows, size)
+
+
+def test_kernels_of_an_order_are_others():
+    """A kernel's cache knows no operand that is None in some calls; seen red with: one for both."""
+    unordered, ordered = (sorting._digit_kernels(torch.device("cpu"), o) for o in (False, True))
+    assert not set(unordered) & set(ordered)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1100), (1100, 3)])
+def test_two_lists_by_digits(sizes, monkeypatch):
+    """Seen red with: the numbers of rows of the first list for both."""
+    monkeypatch.setattr(sorting, "MOST_COMPARED", -1)
+    lists = [drawn(1501, 1200, seed) for seed in range(2)]
+    lists[1] = lists[1].int()
+    for found, *given in zip(sorted_by_kernel(lists, sizes), lists, sizes, strict=True):
+        assert found.order.data_ptr() % 16 == 0
+        assert_sorted(found, *given)
 
 
 @pytest.mark.parametrize("sizes", [(3, 11), (11, 3), (4, 1), (1, 8)])

@@ -404,6 +404,35 @@ def test_what_fails_while_it_is_recorded():
         assert_same_bits(run(x), 2 * x, "recorded after an error")
 
 
+def test_random_numbers_after_a_record_failed():
+    """The generator is not in the state of a capture, and earlier records still replay.
+
+    Seen red with: torch as the failed capture leaves it.
+    """
+    calls = []
+
+    def fails(x):
+        calls.append(x)
+        if len(calls) == 3:
+            torch.cuda.synchronize()
+        return torch.rand_like(x)
+
+    x = draw(10)
+    earlier = torchweft.capture(torch.rand_like, x)
+    for _ in range(3):
+        earlier(x)
+    run = torchweft.capture(fails, x)
+    run(x)
+    run(x)
+    torch.manual_seed(0)
+    with pytest.raises(torchweft.CaptureError, match=r"cannot be recorded"):
+        run(x)
+    found = torch.rand(10, device="cuda")
+    assert (earlier(x) != earlier(x)).any()
+    torch.manual_seed(0)
+    assert_same_bits(found, torch.rand(10, device="cuda"), "drawn after an error")
+
+
 def test_constants_outlive_their_caches():
     """Eviction frees memory that is read by replays; seen red with: values that are not kept."""
     table = torchweft.constant(torch.arange(4096, device="cuda").flip(0))

@@ -61,6 +61,12 @@ MUTANTS = [
         RUNS,
     ),
     Mutant(
+        "torch is left in the state of a capture that failed",
+        "            self._recover()\n",
+        "            pass\n",
+        f"{CAPTURE} -k usable",
+    ),
+    Mutant(
         "padding is zero, so that padded edges have no length",
         "for begin in range(0, count, rows) if rows else ():",
         "for begin in ():",

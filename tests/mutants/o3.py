@@ -366,6 +366,12 @@ MUTANTS = [
         f"{EDGES} -k values",
     ),
     Mutant(
+        "hidden layers of unlike widths are multiplied at tiles of unlike widths",
+        "power_of_two(max(widths[1:]) if k else widths[0])",
+        "power_of_two(widths[k])",
+        "tests/compile/test_o3_hidden_layers.py -k ragged",
+    ),
+    Mutant(
         "gradients of the first hidden matrix lack its factor",
         'factor = f" * {spec.layers.before!r}" if k == 0 else ""\n    at =',
         'factor = ""\n    at =',
@@ -433,6 +439,27 @@ MUTANTS = [
         "        before += tl.sum(one, 0)\n",
         "        before += 0 * tl.sum(one, 0)\n",
         f"{SORTING} -k one_list",
+        kernels=True,
+    ),
+    Mutant(
+        "entries of one digit are placed over those before",
+        "starts += tl.sum(one, 0)",
+        "starts += 0",
+        f"{SORTING} -k by_digits",
+        kernels=True,
+    ),
+    Mutant(
+        "lists of many entries are sorted by the last digit of their rows",
+        "range(0, max(1, max(sizes).bit_length()), DIGIT_BITS)",
+        "range(0, 1, DIGIT_BITS)",
+        f"{SORTING} -k by_digits",
+        kernels=True,
+    ),
+    Mutant(
+        "digits of both lists are those of the rows of the first",
+        "first, size = own.to(tl.int64) * stride, tl.where(own == 0, size1, size2)\n    total",
+        "first, size = own.to(tl.int64) * stride, size1\n    total",
+        f"{SORTING} -k two_lists_by_digits",
         kernels=True,
     ),
     Mutant(

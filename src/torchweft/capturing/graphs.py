@@ -73,7 +73,7 @@ class CudaGraphs:
                     raise
         except RuntimeError as error:
             torch.cuda.set_stream(current)
-            self._pool = torch.cuda.graph_pool_handle()  # torch leaves the other in use
+            self._recover()
             cause = cause or error
             raise cause if isinstance(cause, WeftError) else _not_recorded(cause) from cause
 
@@ -82,6 +82,17 @@ class CudaGraphs:
             return results
 
         return replay
+
+    def _recover(self) -> None:
+        """Make torch usable after a capture that failed.
+
+        Torch leaves the memory pool in use, and its generator of random numbers in the state of
+        a capture: every random number of the process then raises an error, and so does every
+        replay, until another capture ends.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            torch.zeros(1, device=self._device)  # torch warns of graphs without launches
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import triton.language as tl
 __all__ = [
     "add_product",
     "outer_kernel",
+    "rounded_product",
     "rows_kernel",
     "split_kernel",
     "vecmat_batch_kernel",
@@ -183,14 +184,40 @@ def _split_tf32(x):
 
 
 @triton.jit
-def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
-    """acc + x @ y of factors in the parts of `_split`, the small products first."""
+def _dot_small_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
+    """acc + x @ y − x_high @ y_high of factors in the parts of `_split`, small products first."""
     acc = tl.dot(x_low, y_high, acc)
     acc = tl.dot(x_high, y_low, acc)
     acc = tl.dot(x_middle, y_middle, acc)
     acc = tl.dot(x_middle, y_high, acc)
-    acc = tl.dot(x_high, y_middle, acc)
+    return tl.dot(x_high, y_middle, acc)
+
+
+@triton.jit
+def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
+    """acc + x @ y of factors in the parts of `_split`, the small products first."""
+    acc = _dot_small_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc)
     return tl.dot(x_high, y_high, acc)
+
+
+@triton.jit
+def rounded_product(x, y):
+    """x @ y of fp32 numbers in six parts, as exact as a sum of rounded terms.
+
+    Tensor cores cut a sum toward zero after every 16 products.  One after the other, such products
+    have the errors of all, with one sign.  So sums of high parts begin at 0 again after 32
+    products, and are added by fma, which rounds; the compiler would move `+` into tl.dot.
+    """
+    INNER: tl.constexpr = x.shape[1]
+    x_high, x_middle, x_low = _split(x)
+    y_high, y_middle, y_low = _split(y)
+    acc = tl.zeros([x.shape[0], y.shape[1]], tl.float32)
+    acc = _dot_small_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc)
+    k = tl.arange(0, INNER)[None, :] // 32
+    for part in tl.static_range(0, INNER, 32):
+        own = x_high if INNER <= 32 else tl.where(k == part // 32, x_high, 0.0)
+        acc = tl.fma(tl.dot(own, y_high), 1.0, acc)
+    return acc
 
 
 @triton.jit

@@ -49,6 +49,8 @@ INSTRUCTION_BYTES = 16
 SPILL = re.compile(r"\b(?:LDL|STL)\b")
 TENSOR_CORES = re.compile(r"\b(?:HGMMA|HMMA|DMMA)\b|v_mfma")
 WIDE_LOAD = re.compile(r"(?:LDG\.E|LDGSTS)[.\w]*\.128|\bUTMALDG\b")
+INSTRUCTION = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s+([^;]*);")
+UNIFORM = re.compile(r"(gdesc\[)?\bUR(\d+)")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,27 @@ def faults(build: Build, compiled: Any, target: str, stats: dict[str, int]) -> l
         found.append("no tensor-core instruction")
     if wide_loads and not WIDE_LOAD.search(code):
         found.append("no 128-bit load")
+    if target.startswith("sm_") and (unset := _unset(code)):
+        found.append(f"uniform registers {unset} are read before they are set")
     return found
+
+
+def _unset(code: str) -> list[int]:
+    """Uniform registers that an instruction reads before one above has written them.
+
+    The assembler of CUDA 12.8 so lost the addresses of matrices that products read from shared
+    memory, where two products of one kernel read matrices of unlike widths.
+    """
+    written, unset = set[int](), set[int]()
+    for name, operands in INSTRUCTION.findall(code):
+        first, _, others = operands.partition(",")
+        result = re.fullmatch(r"UR(\d+)", first.strip())
+        read = UNIFORM.findall(others if result else operands)  # of gdesc, the second factor's
+        unset |= {int(n) + 2 * bool(of_product) for of_product, n in read} - written
+        if result:
+            number = int(result[1])
+            written |= {number, number + 1} if re.search(r"\.64|WIDE", name) else {number}
+    return sorted(unset)
 
 
 def growth(stats: dict[str, int], snapshot: dict[str, int]) -> list[str]:

@@ -92,7 +92,7 @@ def source(spec: KernelSpec) -> str:
     counts = ["rows", "piece"] if spec.summed else ["rows"]
     parameters = [*(f"{name}_ptr" for name in spec.operands), *counts, "BLOCK: tl.constexpr"]
     kernel = FRAME.function(HIDDEN_LAYERS, parameters, _body(spec), free=counts)
-    imports = ["from torchweft.products.kernels import add_product"]
+    imports = ["from torchweft.products.kernels import add_product, rounded_product"]
     return FRAME.module(f"{HIDDEN_LAYERS}: {spec.kind}", *_functions(), kernel, imports=imports)
 
 
@@ -151,7 +151,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
     yield _load(spec, name, given, 0)
     for k in range(count):
         yield from _matrix(spec, k)
-        yield f"{made} = product({name}, w)"
+        yield f"{made} = rounded_product({name}, w)"
         if not rows:
             yield _load(spec, "t", f"t{k}", k + 1)
         if not rows or spec.more:
@@ -180,15 +180,15 @@ def _back(spec: KernelSpec, k: int) -> Iterator[str]:
         yield _store_rows(spec, f"{name}{k}", name, k + 1)
     yield from _matrix(spec, k, turned=True)
     if second:
-        yield "q = product(e, w)"
+        yield "q = rounded_product(e, w)"
     if k or not second:
-        yield "g = product(d, w)"
+        yield "g = rounded_product(d, w)"
 
 
 def _sums(spec: KernelSpec, k: int) -> Iterator[str]:
     """The gradient of matrix k, over the rows of a piece."""
     height, width = spec.layers.widths[k : k + 2]
-    yield f"total = tl.zeros([{_padded(height)}, {_padded(width)}], tl.float32)"
+    yield f"total = tl.zeros([{_padded(spec, k)}, {_padded(spec, k + 1)}], tl.float32)"
     yield "for begin in range(first, last, BLOCK):"
     yield from indented(_summands(spec, k))
     yield from _places(spec, k)
@@ -216,13 +216,19 @@ def _before(spec: KernelSpec, name: str, given: str, k: int) -> Iterator[str]:
     yield _following(spec, name, k - 1)
 
 
-def _padded(width: int) -> int:
-    return max(LEAST_DOT, power_of_two(width))
+def _padded(spec: KernelSpec, k: int) -> int:
+    """Columns of a tile of layer k: as many for all hidden layers.
+
+    Products of different widths in one kernel would read shared memory in different layouts, and
+    NVIDIA's assembler of CUDA 12.8 then takes the address of a matrix from an unset register.
+    """
+    widths = spec.layers.widths
+    return max(LEAST_DOT, power_of_two(max(widths[1:]) if k else widths[0]))
 
 
 def _places(spec: KernelSpec, k: int, turned: bool = False) -> Iterator[str]:
     """Numbers of the rows and columns of matrix k, or of its transpose."""
-    height, width = map(_padded, spec.layers.widths[k : k + 2])
+    height, width = _padded(spec, k), _padded(spec, k + 1)
     row, column = ("[None, :]", "[:, None]") if turned else ("[:, None]", "[None, :]")
     yield f"k = tl.arange(0, {height}){row}"
     yield f"n = tl.arange(0, {width}){column}"
@@ -241,7 +247,7 @@ def _numbers(spec: KernelSpec, k: int, turned: bool = False) -> tuple[str, str]:
     """Places of the numbers of layer k, or of their transpose, and which of them there are."""
     width, across = spec.layers.widths[k], "[:, None]" if turned else "[None, :]"
     row = f"(begin + tl.arange(0, BLOCK)){'[None, :]' if turned else '[:, None]'}"
-    column = f"tl.arange(0, {_padded(width)}){across}"
+    column = f"tl.arange(0, {_padded(spec, k)}){across}"
     return f"{row} * {width} + {column}", f"({row} < last) & ({column} < {width})"
 
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["columns_of_rows", "sort_rows"]
+__all__ = ["columns_of_rows", "count_digits", "place_entries", "sort_rows"]
 
 
 @triton.jit
@@ -74,6 +74,67 @@ def sort_rows(
                 rows2_ptr, copy2_ptr, indptr2_ptr, order2_ptr, entries, size2, block - first,
                 BLOCK_E, FIELDS,
             )  # fmt: skip
+
+
+@triton.jit
+def _digits(
+    rows_ptr, order_ptr, first, start, entries, size, shift,
+    STEP: tl.constexpr, DIGITS: tl.constexpr,
+):  # fmt: skip
+    """STEP entries, which of them there are, their rows, and a 1 in the column of each digit."""
+    p = start + tl.arange(0, STEP)
+    live = p < entries
+    e = p if order_ptr is None else tl.load(order_ptr + first + p, mask=live, other=0)
+    row = tl.minimum(tl.load(rows_ptr + first + e, mask=live, other=0), size)
+    digit = row >> shift & (DIGITS - 1)
+    one = (digit[:, None] == tl.arange(0, DIGITS)[None, :]) & live[:, None]
+    return e, live, row, one.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["entries", "stride", "size1", "size2", "blocks", "shift"])
+def count_digits(
+    rows_ptr, order_ptr, counts_ptr, entries, stride, size1, size2, blocks, shift,
+    BLOCK_E: tl.constexpr, STEP: tl.constexpr, DIGITS: tl.constexpr,
+):  # fmt: skip
+    """counts[l, d, b]: the entries of list l, block b, whose row has the digit d from bit `shift`.
+
+    Rows >= size count as row `size`.  Bound: memory, 4 bytes an entry, 8 where there is an order.
+    """
+    block, own = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first, size = own.to(tl.int64) * stride, tl.where(own == 0, size1, size2)
+    total = tl.zeros((DIGITS,), tl.int32)
+    begin = block * BLOCK_E
+    for start in range(begin, tl.minimum(begin + BLOCK_E, entries), STEP):
+        _, _, _, one = _digits(
+            rows_ptr, order_ptr, first, start, entries, size, shift, STEP, DIGITS
+        )  # fmt: skip
+        total += tl.sum(one, 0)
+    tl.store(counts_ptr + (own * DIGITS + tl.arange(0, DIGITS)) * blocks + block, total)
+
+
+@triton.jit(do_not_specialize=["entries", "stride", "size1", "size2", "blocks", "shift"])
+def place_entries(
+    rows_ptr, order_ptr, counts_ptr, upto_ptr, placed_ptr, sorted_ptr,
+    entries, stride, size1, size2, blocks, shift,
+    BLOCK_E: tl.constexpr, STEP: tl.constexpr, DIGITS: tl.constexpr,
+):  # fmt: skip
+    """placed: the entries in the order of their digits, else as before.   sorted: their rows.
+
+    `upto` holds the running sums of `counts` of each list.  Bound: memory, 16 bytes an entry.
+    """
+    block, own = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first, size = own.to(tl.int64) * stride, tl.where(own == 0, size1, size2)
+    at = (own * DIGITS + tl.arange(0, DIGITS)) * blocks + block
+    starts = tl.load(upto_ptr + at) - tl.load(counts_ptr + at)  # of the digits, in this block
+    begin = block * BLOCK_E
+    for start in range(begin, tl.minimum(begin + BLOCK_E, entries), STEP):
+        e, live, row, one = _digits(
+            rows_ptr, order_ptr, first, start, entries, size, shift, STEP, DIGITS
+        )  # fmt: skip
+        place = tl.sum(one * (starts[None, :] + tl.cumsum(one, 0)), 1) - 1
+        tl.store(placed_ptr + first + place, e, mask=live)
+        tl.store(sorted_ptr + first + place, row, mask=live)
+        starts += tl.sum(one, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -33,10 +33,19 @@ NODES_PER_PROGRAM = 16
 
 MOST_TENSORS = 8  # of two lists
 
-MOST_ENTRIES, MOST_WORK = 2**16 - 1, 2**24
-"""Entries, and entries · rows, up to which the kernel serves: some 50 µs by operations.
+MOST_COMPARED, MOST_WORK = 2**16 - 1, 2**24
+"""Entries, and entries · rows, up to which each entry is compared with each row, in one launch.
 
-Of 14,340 edges of 512 nodes, torch's two sorts and what they need took 170 µs in a record (H100).
+Some 50 µs by operations.  Of 14,340 edges of 512 nodes, torch's two sorts and what they need took
+170 µs in a record (H100).
+"""
+
+DIGIT_BITS, ENTRIES_PER_BLOCK, ENTRIES_AT_ONCE = 7, 512, 64
+
+MOST_ENTRIES = 2**20
+"""Entries up to which kernels sort them by digits of their rows.
+
+Of 114,688 edges of 4,096 nodes, torch's two sorts took a hundred launches and 0.6 ms (H100).
 """
 
 
@@ -49,13 +58,11 @@ class Sorted(NamedTuple):
 
 
 def serves(rows: Tensor, size: int) -> bool:
-    """Whether the kernel sorts these entries (E,) into so many rows: on a GPU, where they are few.
+    """Whether kernels sort these entries (E,) into so many rows: on a GPU, up to MOST_ENTRIES.
 
-    Cost: it compares each entry with each row, in one launch; torch's radix sort of any number of
-    entries has a dozen, and as many more make tables of it.
+    Few launches count in a record, which sorts at each replay; torch's radix sort has dozens.
     """
-    few = rows.numel() <= MOST_ENTRIES and rows.numel() * size <= MOST_WORK
-    return rows.is_cuda and few
+    return rows.is_cuda and rows.numel() <= MOST_ENTRIES and size < 2**31
 
 
 def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
@@ -68,10 +75,21 @@ def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
 
 
 def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
-    """Of one list of rows or two, (E,) each, in int32 and in one launch.
+    """Of one list of rows or two, (E,) each, in int32, by one launch where there are few entries.
 
     Where launches are left out (`compile_ahead`), torch sorts: tables are cached.
     """
+    entries = tables[0].shape[0]
+    few = entries <= MOST_COMPARED and entries * max(sizes) <= MOST_WORK
+    with current_device(tables[0]):
+        found = (_by_rows if few else _by_digits)(tables, sizes)
+    if noting() is not None:
+        return [sorted_by_torch(*each, limit=0) for each in zip(tables, sizes, strict=True)]
+    return found
+
+
+def _by_rows(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
+    """By the rows themselves: one launch that compares each entry with each row."""
     given = [rows.contiguous() for rows in tables]
     entries, like = given[0].shape[0], given[0]
     made = [
@@ -82,11 +100,37 @@ def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sor
     programs = sum(size // ROWS_PER_PROGRAM + 1 for size in sizes)
     absent = (None,) * (MOST_TENSORS - len(lists))
     kernel = _kernel(like.device, *(rows.dtype for rows in given))
-    with current_device(like):
-        kernel(programs, (*lists, *absent), (entries, sizes[0], sizes[-1]))
-    if noting() is not None:
-        return [sorted_by_torch(*each, limit=0) for each in zip(given, sizes, strict=True)]
+    kernel(programs, (*lists, *absent), (entries, sizes[0], sizes[-1]))
     return made
+
+
+def _by_digits(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
+    """By one digit of the rows after the other, the last first: three launches a digit.
+
+    Entries of one digit stay in their order.
+    """
+    lists, entries, like = len(tables), tables[0].shape[0], tables[0]
+    stride = -(-entries // 4) * 4  # lists begin at multiples of 16 bytes
+    rows, keys = like.new_empty(2, lists, stride, dtype=torch.int32)
+    for own, table in zip(rows, tables, strict=True):
+        own[:entries].copy_(table)
+    blocks = -(-entries // ENTRIES_PER_BLOCK)
+    counts = like.new_empty(lists, blocks << DIGIT_BITS, dtype=torch.int32)
+    order = None
+    for shift in range(0, max(1, max(sizes).bit_length()), DIGIT_BITS):
+        free = entries, stride, sizes[0], sizes[-1], blocks, shift
+        count, place = _digit_kernels(like.device, order is not None)
+        count(lists * blocks, (rows, order, counts), free)
+        upto = counts.cumsum(1, dtype=torch.int32)
+        before, order = order, torch.empty_like(rows)
+        place(lists * blocks, (rows, before, counts, upto, order, keys), free)
+    assert order is not None
+    bounds = torch.arange(max(sizes) + 1, dtype=torch.int32, device=like.device)
+    found = []
+    for own, key, placed, size in zip(rows, keys, order, sizes, strict=True):
+        indptr = torch.searchsorted(key[:entries], bounds[: size + 1], out_int32=True)
+        found.append(Sorted(own[:entries], indptr, placed[:entries]))
+    return found
 
 
 def columns_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,3 +168,11 @@ def _kernel(device: torch.device, *dtypes: torch.dtype) -> Kernel:
     """It holds machine code, which depends on all arguments."""
     tile = Tile((ENTRIES_PER_STEP, ROWS_PER_PROGRAM), 8, 1)
     return Kernel(written(KERNELS, "sort_rows"), (), (), tile)
+
+
+@functools.lru_cache(maxsize=64)
+def _digit_kernels(device: torch.device, ordered: bool) -> tuple[Kernel, Kernel]:
+    """Those that count and place entries, where there is an order or not."""
+    tile = Tile((ENTRIES_PER_BLOCK, ENTRIES_AT_ONCE, 1 << DIGIT_BITS), 8, 1)
+    count, place = (written(KERNELS, name) for name in ("count_digits", "place_entries"))
+    return Kernel(count, (), (), tile), Kernel(place, (), (), tile)
