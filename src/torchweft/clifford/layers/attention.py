@@ -6,7 +6,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.calls import RowFunction, program_rows
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, Pair, joined, linear_maps
 from torchweft.core.operators.operands import as_given
 from torchweft.errors import ShapeError
 
@@ -27,9 +27,6 @@ __all__ = [
     "SelfAttention",
     "geometric_attention",
 ]
-
-Pair = tuple[Tensor, Tensor]
-"""Multivectors and scalars."""
 
 Widths = tuple[int, int]
 """Features of multivectors, and of scalars."""
@@ -123,12 +120,10 @@ def geometric_attention(
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
-    options = algebra, 0, backend
-    queries = _features((q,), *options, "queries", float(eps))
-    keys = _features((k,), *options, "keys", float(eps)) if 0 in algebra.metric else k
-    if weights is not None and algebra.metric.count(0) == 1:
-        inner, distances = torch.split(queries, [len(queries) - algebra.n - 1, algebra.n + 1])
-        queries = torch.cat([inner, (distances * weights.unsqueeze(-2)).to(inner.dtype)])
+    weighted = weights is not None and algebra.metric.count(0) == 1
+    options = algebra, backend, float(eps)
+    queries = _of_heads(q, weights if weighted else None, *options)
+    keys = _features((k,), algebra, 0, backend, "keys", float(eps)) if 0 in algebra.metric else k
     query, key = _with_scalars(queries, q_scalars), _with_scalars(keys, k_scalars)
     value = _with_scalars(v, v_scalars)
     if mask is not None:
@@ -167,10 +162,36 @@ def _with_scalars(features: Tensor, scalars: Tensor) -> Tensor:
     return torch.cat([*features.unbind(0), scalars.to(features.dtype).expand(*shape, -1)], -1)
 
 
+def _of_heads(
+    q: Tensor, weights: Tensor | None, algebra: Algebra, backend: str | None, eps: float
+) -> Tensor:
+    """What queries are made of, (C, batch…, heads, items, F), by weights (heads, F) if any.
+
+    The heads become features, as which they come out of a linear map.
+    """
+    if weights is None:
+        return _features((q,), algebra, 0, backend, "queries", eps)
+    if q.dim() == 3:  # without heads
+        return _of_heads(q.unsqueeze(1), weights, algebra, backend, eps).squeeze(1)
+    heads, width = q.shape[-3], q.shape[-1]
+    every = weights.to(q.dtype).expand(heads, width).mT.reshape(1, -1)
+    rows = q.movedim(-3, -1).flatten(-2)
+    z = _weighted((rows, every), algebra, 0, backend, "queries", eps)
+    return z.unflatten(-1, (width, heads)).movedim(-1, -3)
+
+
 _features = RowFunction(
     program_rows("attention", lambda algebra, side, eps: (side, eps.hex())), "x", as_given
 )
 """What queries, or keys, are made of: (C, batch…, heads, items, F)."""
+
+_weighted = RowFunction(
+    program_rows("attention", lambda algebra, side, eps: (side, eps.hex(), "weighted")),
+    "x",
+    as_given,
+    weight="1 F",
+)
+"""The same with a weight (1, F) of the distances."""
 
 
 def four_dims(x: Tensor) -> Tensor:
@@ -350,12 +371,7 @@ class _Attention(nn.Module):
 
     def _attend(self, queries: Pair, keys: Pair, values: Pair, mask: Tensor | None) -> Pair:
         (q, q_s), (k, k_s), (v, v_s) = (
-            self._heads(*linear(*given))
-            for linear, given in (
-                (self.q_linear, queries),
-                (self.k_linear, keys),
-                (self.v_linear, values),
-            )
+            self._heads(*found) for found in self._mapped(queries, keys, values)
         )
         if self.rotary is not None:
             q_s, k_s = self.rotary(q_s), self.rotary(k_s)
@@ -371,6 +387,16 @@ class _Attention(nn.Module):
         h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
         out: Pair = self.dropout(*self.out_linear(h.movedim(0, self.blade_dim), t))
         return out
+
+    def _mapped(self, *given: Pair) -> list[Pair]:
+        """What queries, keys and values are made of: maps of one input are computed together."""
+        maps = self.q_linear, self.k_linear, self.v_linear
+        found: dict[int, Iterator[Pair]] = {}
+        for x, scalars in given:
+            of_x = [m for m, other in zip(maps, given, strict=True) if other[0] is x]
+            if id(x) not in found:
+                found[id(x)] = iter(joined(of_x, x, scalars))
+        return [next(found[id(x)]) for x, _ in given]
 
     def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
         """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""

@@ -1,0 +1,90 @@
+"""Launches of the kernels of equivariant linear maps between multivectors and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.clifford import kernels
+from torchweft.clifford.matrices.launch import launched
+from torchweft.core.gpu.launcher import Launcher, Tile
+from torchweft.core.printing.modules import written
+
+__all__ = ["map_weights", "maps"]
+
+ROWS_PER_TILE, FEATURES_PER_TILE = 64, 64
+PROGRAMS_PER_GPU, LEAST_ROWS = 1024, 128
+"""About how many programs fill a GPU, and the rows that are worth one."""
+
+
+def maps(
+    x: Tensor,
+    weight: Tensor,
+    first: Tensor | None,
+    z: Tensor,
+    tables: Sequence[Tensor],
+    ends: int,
+    turned: bool,
+) -> None:
+    """z = the maps of x by the matrices in weight, see `maps_kernel`; first: (rows, ends · G).
+
+    tables: terms (source, map, sign) by target, where each target's begin, columns of weight.
+    """
+    (blades, rows, features), out = x.shape, z.shape[-1]
+    stride = 0 if first is None else first.stride(0)
+    numbers = (rows, features, out, *x.stride(), stride)
+    constants = (blades, ends, turned, _precision(x))
+    variant = ("maps_kernel", _tile(features, out), *constants)
+    launched(_launcher, variant, numbers, [x, weight, first, z, *tables])
+
+
+def map_weights(
+    x: Tensor, y: Tensor, tables: Sequence[Tensor], maps: int, total: Tensor
+) -> None:
+    """total = the gradients of all maps' matrices, see `map_weights_kernel`.
+
+    tables: terms (source, target, sign) by map, where each map's begin, columns of the matrices.
+    """
+    (_, rows, features), out = x.shape, y.shape[-1]
+    tile = _tile(features, out)
+    tiles = maps * -(-features // tile.blocks[1]) * -(-out // tile.blocks[2])
+    parts = max(1, min(PROGRAMS_PER_GPU // tiles, -(-rows // LEAST_ROWS)))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    partials = x.new_empty((parts, total.numel()), dtype=wide)
+    numbers = (rows, features, out, total.numel(), *x.stride(), *y.stride())
+    variant = ("map_weights_kernel", tile, maps, parts, _precision(x))
+    launched(_launcher, variant, numbers, [x, y, partials, *tables], partials.nbytes)
+    launched(_sum_launcher, (), (parts, total.numel()), [partials, total])
+
+
+def _tile(features: int, out: int) -> Tile:
+    """Rows, features that are summed or come in, and features that come out."""
+    blocks = (max(16, min(FEATURES_PER_TILE, 1 << (n - 1).bit_length())) for n in (features, out))
+    return Tile((ROWS_PER_TILE, *blocks), 4, 2)
+
+
+def _precision(x: Tensor) -> str:
+    """Of the products of float32 numbers, as torch's setting says."""
+    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"
+
+
+def _launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
+    name, tile, *constants = variant
+    rows, features, out = numbers[:3]
+    down, across = -(-features // tile.blocks[1]), -(-out // tile.blocks[2])
+    if name == "maps_kernel":
+        programs = -(-rows // tile.blocks[0]) * constants[0] * across
+    else:
+        programs = constants[0] * constants[1] * down * across
+    kernel = written(kernels.__name__, name)
+    return Launcher(kernel, programs, (), numbers, tuple(constants), tile)
+
+
+def _sum_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
+    tile = Tile((64, 32), 4, 1)
+    kernel = written(kernels.__name__, "sum_partials_kernel")
+    return Launcher(kernel, -(-numbers[1] // tile.blocks[1]), (), numbers, (), tile)
