@@ -231,40 +231,64 @@ def maps_kernel(
 
 @triton.jit(do_not_specialize=["R"])
 def map_weights_kernel(
-    x_ptr, y_ptr, part_ptr, terms_ptr, starts_ptr, columns_ptr, R, F, G, numbers,
-    stride_xb, stride_xr, stride_xf, stride_yb, stride_yr, stride_yf,
+    x_ptr, y_ptr, sums_ptr, part_ptr, terms_ptr, starts_ptr, columns_ptr, R, F, G, numbers, before,
+    stride_xb, stride_xr, stride_xf, stride_yb, stride_yr, stride_yf, stride_sr,
     MAPS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """part[p, m, f, g] = Σ_t sign_t · Σ_r x_(i of t)[r, f] · y_(j of t)[r, g], terms t of map m.
 
     A program sums some rows, part p, for some features of one map; `sum_partials_kernel` adds the
-    parts.  The numbers of a part lie as those of W of `maps_kernel`.
+    parts.  The numbers of a part lie as those of W of `maps_kernel`.  After them come sums over
+    the rows of sums (R, numbers − before), unless it is None, by programs of their own.
     """
     across, down = tl.cdiv(G, BLOCK_G), tl.cdiv(F, BLOCK_F)
     pid = tl.program_id(0)
-    g = pid % across * BLOCK_G + tl.arange(0, BLOCK_G)
-    f = pid // across % down * BLOCK_F + tl.arange(0, BLOCK_F)
-    of_map = pid // across // down % MAPS
-    part = pid // across // down // MAPS
-    length = tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R
-    begin = part * length
+    part = pid % PARTS
+    begin = part * tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R
+    end = tl.minimum(begin + tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R, R)
+    part_ptr += part.to(tl.int64) * numbers
+    tile = pid // PARTS
+    if tile >= MAPS * down * across:
+        if sums_ptr is not None:
+            column = (tile - MAPS * down * across) * BLOCK_G + tl.arange(0, BLOCK_G)
+            _sum_rows(sums_ptr, part_ptr + before, column, begin, end, numbers - before, stride_sr,
+                      BLOCK_R, BLOCK_G)  # fmt: skip
+        return
+    g = tile % across * BLOCK_G + tl.arange(0, BLOCK_G)
+    f = tile // across % down * BLOCK_F + tl.arange(0, BLOCK_F)
+    of_map = tile // across // down
     acc = tl.zeros((BLOCK_F, BLOCK_G), tl.float32)
     for t in range(tl.load(starts_ptr + of_map), tl.load(starts_ptr + of_map + 1)):
         source = tl.load(terms_ptr + 3 * t).to(tl.int64)
         target = tl.load(terms_ptr + 3 * t + 1).to(tl.int64)
         sign = tl.load(terms_ptr + 3 * t + 2)
-        for start in range(begin, tl.minimum(begin + length, R), BLOCK_R):
+        for start in range(begin, end, BLOCK_R):
             r = start + tl.arange(0, BLOCK_R)
             row = r.to(tl.int64)
             of_x = source * stride_xb + row[None, :] * stride_xr
             of_x += f.to(tl.int64)[:, None] * stride_xf
             of_y = target * stride_yb + row[:, None] * stride_yr
             of_y += g.to(tl.int64)[None, :] * stride_yf
-            x = tl.load(x_ptr + of_x, mask=(f < F)[:, None] & (r < R)[None, :], other=0.0)
-            y = tl.load(y_ptr + of_y, mask=(r < R)[:, None] & (g < G)[None, :], other=0.0)
+            x = tl.load(x_ptr + of_x, mask=(f < F)[:, None] & (r < end)[None, :], other=0.0)
+            y = tl.load(y_ptr + of_y, mask=(r < end)[:, None] & (g < G)[None, :], other=0.0)
             acc = tl.dot((x * sign).to(y.dtype), y, acc, input_precision=PRECISION)
     column = tl.load(columns_ptr + 2 * g, mask=g < G, other=0)[None, :]
     stride = tl.load(columns_ptr + 2 * g + 1, mask=g < G, other=0)[None, :]
-    to = part_ptr + part.to(tl.int64) * numbers + column + (of_map * F + f)[:, None] * stride
+    to = part_ptr + column + (of_map * F + f)[:, None] * stride
     tl.store(to, acc, mask=(f < F)[:, None] & (g < G)[None, :])
+
+
+@triton.jit
+def _sum_rows(
+    x_ptr, z_ptr, column, begin, end, columns, stride_r,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """z[c] = Σ_r x[r, c], begin ≤ r < end."""
+    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(begin, end, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        mask = (r < end)[:, None] & (column < columns)[None, :]
+        place = r.to(tl.int64)[:, None] * stride_r + column[None, :]
+        acc += tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(z_ptr + column, tl.sum(acc, 0), mask=column < columns)

@@ -283,11 +283,11 @@ def _parameters(maps: Sequence[MixedLinear]) -> Iterator[Tensor]:
     """The parameters in the order of a row of `mixed`."""
     yield from (of.mvs2mvs.weight for of in maps)
     layers = [of.linear_layers() for of in maps]
-    for name in ("s2mvs", "s2s", "mvs2s"):
-        yield from (of[name].weight for of in layers if name in of)
     for name in ("s2mvs", "mvs2s"):
         biases = (of[name].bias for of in layers if name in of)
         yield from (bias for bias in biases if bias is not None)
+    for name in ("s2mvs", "s2s", "mvs2s"):
+        yield from (of[name].weight for of in layers if name in of)
 
 
 def _is_plain(of: MixedLinear) -> bool:

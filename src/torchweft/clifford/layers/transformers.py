@@ -269,15 +269,12 @@ def _products(
 ) -> Tensor:
     """a b and r · join(c, d), side by side, of a, b, c, d (B, batch…, F)."""
     a, b, c, d = factors
-    if reference.shape[-1] > 1:  # a number for each feature
-        joins = equivariant_join(c, d, reference, algebra, backend=backend)
-        product = functions.geometric_product(a, b, algebra, backend=backend)
-        return torch.cat([product, joins], -1)
-    orientation = _orientation(reference, algebra).expand(*a.shape[1:-1], 1)
-    *factors, r = same_kind(narrowed, a=a, b=b, c=c, d=d, reference=orientation)
-    rows = [x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1) for x in factors]
+    orientation = _orientation(reference, algebra).expand(a.shape[1:]).unsqueeze(0)
+    given = same_kind(narrowed, a=a, b=b, c=c, d=d, reference=orientation)
+    rows = [x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1) for x in given]
+    rows[-1] = rows[-1].contiguous()
     key = programs.key("bilinear", algebra)
-    found = operator.run(key, backend_for(backend, algebra, rows), *rows, r.reshape(1, -1))
+    found = operator.run(key, backend_for(backend, algebra, rows), *rows)
     return torch.cat(found, -1).view(*a.shape[:-1], -1)
 
 

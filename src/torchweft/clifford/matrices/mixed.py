@@ -4,13 +4,13 @@
     t = Σ_end x_end @ C_endᵀ + s @ Dᵀ + c
 
 The ends are the scalar and, with the pseudoscalar's maps, the last blade.  Parameters are one row
-of numbers, those of one kind side by side: W of each map (M, F_in, F_out), A of all (ends F_out,
-S_in) with blades interleaved, D (S_out, S_in), C (S_out, ends F_in), a, c.  So A and D are one
+of numbers, those of one kind side by side: W of each map (M, F_in, F_out), a, c, A of all (ends
+F_out, S_in) with blades interleaved, D (S_out, S_in), C (S_out, ends F_in).  So A and D are one
 matrix, and one product makes what scalars add to both results; W of all is read by a table of its
 columns, and no parameter is moved but by the one copy that makes the row.
 
-GPU: a pass makes two or three of the library's products and one kernel over blades; the gradient
-four or five products, a sum, and three kernels.
+GPU: a pass makes two of the library's products and one kernel over blades; the gradient a copy of
+gy_end beside gt, four products, and three kernels.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class _Weights(NamedTuple):
 
     Args:
         maps: W, a row.
+        sums: W, a and c, a row: their gradients are sums by the same kernel.
         of_scalars: A above D, (ends F_out + S_out, S_in).
         to_scalars: C, (S_out, ends F_in).
         bias: a and c, (ends F_out + S_out,), or None.
     """
 
     maps: Tensor
+    sums: Tensor
     of_scalars: Tensor
     to_scalars: Tensor
     bias: Tensor | None
@@ -94,15 +96,13 @@ class _Layout(NamedTuple):
         """Views of a contiguous row."""
         columns = self.wide + self.s_out
         into = self.ends * self.f_in
-        sizes = [
-            self.number_of_maps * self.f_in * sum(self.features),
-            columns * self.s_in,
-            self.s_out * into,
-            columns * self.bias,
-        ]
-        maps, of_scalars, to_scalars, bias = row.split_with_sizes(sizes)
+        of_maps, of_bias = self.number_of_maps * self.f_in * sum(self.features), columns * self.bias
+        sizes = [of_maps + of_bias, columns * self.s_in, self.s_out * into]
+        sums, of_scalars, to_scalars = row.split_with_sizes(sizes)
+        maps, bias = sums.split_with_sizes([of_maps, of_bias])
         return _Weights(
             maps,
+            sums,
             of_scalars.view(columns, self.s_in),
             to_scalars.view(self.s_out, into),
             bias if self.bias else None,
@@ -234,10 +234,9 @@ def _backward(
         torch.mm(sums.mT, scalars, out=found.of_scalars)
         if layout.s_out:
             torch.mm(gt.mT, layout.at_ends(x), out=found.to_scalars)
-        if found.bias is not None:
-            torch.sum(sums, 0, out=found.bias)
         tables = table.by_map, table.maps, columns
-        launch.map_weights(x, gy, tables, layout.number_of_maps, found.maps)
+        biased = sums if layout.bias else None
+        launch.map_weights(x, gy, biased, tables, layout.number_of_maps, found.sums)
     return gx, g_scalars, g_row
 
 

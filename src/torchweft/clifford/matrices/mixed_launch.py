@@ -36,27 +36,37 @@ def maps(
     (blades, rows, features), out = x.shape, z.shape[-1]
     stride = 0 if first is None else first.stride(0)
     numbers = (rows, features, out, *x.stride(), stride)
-    constants = (blades, ends, turned, _precision(x))
-    variant = ("maps_kernel", _tile(features, out), *constants)
+    tile = _tile(features, out)
+    programs = blades * -(-rows // tile.blocks[0]) * -(-out // tile.blocks[2])
+    variant = ("maps_kernel", tile, programs, blades, ends, turned, _precision(x))
     launched(_launcher, variant, numbers, [x, weight, first, z, *tables])
 
 
 def map_weights(
-    x: Tensor, y: Tensor, tables: Sequence[Tensor], maps: int, total: Tensor
+    x: Tensor,
+    y: Tensor,
+    sums: Tensor | None,
+    tables: Sequence[Tensor],
+    maps: int,
+    total: Tensor,
 ) -> None:
-    """total = the gradients of all maps' matrices, see `map_weights_kernel`.
+    """total = the gradients of all maps' matrices, then sums over rows of sums, if it is given.
 
     tables: terms (source, target, sign) by map, where each map's begin, columns of the matrices.
     """
     (_, rows, features), out = x.shape, y.shape[-1]
     tile = _tile(features, out)
+    columns = 0 if sums is None else sums.shape[1]
     tiles = maps * -(-features // tile.blocks[1]) * -(-out // tile.blocks[2])
+    tiles += -(-columns // tile.blocks[2])
     parts = max(1, min(PROGRAMS_PER_GPU // tiles, -(-rows // LEAST_ROWS)))
     wide = torch.promote_types(x.dtype, torch.float32)
     partials = x.new_empty((parts, total.numel()), dtype=wide)
-    numbers = (rows, features, out, total.numel(), *x.stride(), *y.stride())
-    variant = ("map_weights_kernel", tile, maps, parts, _precision(x))
-    launched(_launcher, variant, numbers, [x, y, partials, *tables], partials.nbytes)
+    places = total.numel(), total.numel() - columns
+    stride = 0 if sums is None else sums.stride(0)
+    numbers = (rows, features, out, *places, *x.stride(), *y.stride(), stride)
+    variant = ("map_weights_kernel", tile, tiles * parts, maps, parts, _precision(x))
+    launched(_launcher, variant, numbers, [x, y, sums, partials, *tables], partials.nbytes)
     launched(_sum_launcher, (), (parts, total.numel()), [partials, total])
 
 
@@ -73,15 +83,8 @@ def _precision(x: Tensor) -> str:
 
 
 def _launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
-    name, tile, *constants = variant
-    rows, features, out = numbers[:3]
-    down, across = -(-features // tile.blocks[1]), -(-out // tile.blocks[2])
-    if name == "maps_kernel":
-        programs = -(-rows // tile.blocks[0]) * constants[0] * across
-    else:
-        programs = constants[0] * constants[1] * down * across
-    kernel = written(kernels.__name__, name)
-    return Launcher(kernel, programs, (), numbers, tuple(constants), tile)
+    name, tile, programs, *constants = variant
+    return Launcher(written(kernels.__name__, name), programs, (), numbers, tuple(constants), tile)
 
 
 def _sum_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:

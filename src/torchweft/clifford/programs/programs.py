@@ -235,9 +235,9 @@ def _gelu_tanh(name: str, algebra: Algebra) -> Program:
 
 
 def _bilinear(name: str, algebra: Algebra) -> Program:
-    """p = a b and q = r · join(c, d), r a number for each row."""
+    """p = a b and q = r · join(c, d), r a number for each position."""
     a, b, c, d = (Operand(letter, algebra.num_blades, ROWS) for letter in "abcd")
-    r = Operand("r", 1, ("row",))
+    r = Operand("r", 1, ROWS)
     product = _multiplied(algebra, "geometric", (a, b))
     met = _multiplied(algebra, "regressive", (c, d))
     signs = [(-1) ** g if algebra.n % 2 == 0 else 1 for g in algebra.grades]
