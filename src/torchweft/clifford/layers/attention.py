@@ -15,7 +15,13 @@ from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.calls import RowFunction, program_rows
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, Pair, joined, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
 from torchweft.core.operators.operands import as_given
 from torchweft.errors import ShapeError
 
@@ -177,7 +183,7 @@ def _of_heads(
     every = weights.to(q.dtype).expand(heads, width).mT.reshape(1, -1)
     rows = q.movedim(-3, -1).flatten(-2)
     z = _weighted((rows, every), algebra, 0, backend, "queries", eps)
-    return z.unflatten(-1, (width, heads)).movedim(-1, -3)
+    return z.view(*z.shape[:-1], width, heads).movedim(-1, -3)
 
 
 _features = RowFunction(
@@ -370,9 +376,10 @@ class _Attention(nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def _attend(self, queries: Pair, keys: Pair, values: Pair, mask: Tensor | None) -> Pair:
-        (q, q_s), (k, k_s), (v, v_s) = (
-            self._heads(*found) for found in self._mapped(queries, keys, values)
-        )
+        heads = [self._heads(*found) for found in self._mapped(queries, keys, values)]
+        if self.norm_qkv is not None:
+            heads = _together(self.norm_qkv, heads)
+        (q, q_s), (k, k_s), (v, v_s) = heads
         if self.rotary is not None:
             q_s, k_s = self.rotary(q_s), self.rotary(k_s)
         weights = None if self.log_weights is None else self.log_weights.exp()
@@ -398,17 +405,15 @@ class _Attention(nn.Module):
                 found[id(x)] = iter(joined(of_x, x, scalars))
         return [next(found[id(x)]) for x, _ in given]
 
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+    def _heads(self, x: Tensor, scalars: Tensor) -> Pair:
         """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""
-        split = [
+        of_x, of_scalars = (
             torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
             if hidden
             else y.unsqueeze(-3)  # without scalars
             for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
-        ]
-        if self.norm_qkv is not None:
-            split = list(self.norm_qkv(*split))
-        return split
+        )
+        return of_x, of_scalars
 
     def _joined(self, x: Tensor, scalars: Tensor, extra: Pair | None) -> Pair:
         """Features, and after them those that enter the attention alone."""
@@ -416,6 +421,15 @@ class _Attention(nn.Module):
             return x, scalars
         features = -1 if self.blade_dim == 0 else -2
         return torch.cat([x, extra[0]], features), torch.cat([scalars, extra[1]], -1)
+
+
+def _together(norm: EquiLayerNorm, heads: list[Pair]) -> list[Pair]:
+    """Queries, keys and values after a norm; of one shape, they are normed in one call."""
+    if len({x.shape for x, _ in heads}) > 1:
+        return [norm(*pair) for pair in heads]
+    x, scalars = zip(*heads, strict=True)
+    y, t = norm(torch.stack(x, 1), torch.stack(scalars))
+    return list(zip(y.unbind(1), t.unbind(), strict=True))
 
 
 class SelfAttention(_Attention):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +220,7 @@ class MixedLinear(nn.Module):
         t = self.mvs2s(first.index_select(0, self._ends).movedim(0, -1).flatten(-2))
         return y, t + self.s2s(scalars) if self.in_scalars else t
 
-    def linear_layers(self) -> dict[str, nn.Linear]:
+    def linear_layers(self) -> dict[str, Any]:
         """Those that scalars take part in, by their names."""
         return {name: m for name, m in self.named_children() if name != "mvs2mvs"}
 
@@ -266,12 +267,12 @@ def joined(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> list[Pair
         bias=first.s2mvs.bias is not None,
     )
     batch = x.shape[1:-1]
-    of_maps = zip(_parted(y, features), _parted(t, widths), strict=True)
     return [
-        (y.unflatten(1, batch).movedim(0, first.blade_dim), t.unflatten(0, batch))
-        if batch
-        else (y.squeeze(1).movedim(0, first.blade_dim), t.squeeze(0))
-        for y, t in of_maps
+        (
+            y.view(len(y), *batch, y.shape[-1]).movedim(0, first.blade_dim),
+            t.view(*batch, t.shape[-1]),
+        )
+        for y, t in zip(_parted(y, features), _parted(t, widths), strict=True)
     ]
 
 
@@ -357,9 +358,9 @@ class EquiLayerNorm(MultivectorModule):
         given = (x, self.weight), self.algebra, self.blade_dim, self.backend
         y = _layer_norm(*given, self.eps, self.weight is not None).to(x.dtype)
         if scalars.shape[-1]:
-            scalars = functional.layer_norm(scalars, scalars.shape[-1:])
-        if self.scalar_weight is not None:
-            scalars = scalars * self.scalar_weight.to(scalars.dtype)
+            own = self.scalar_weight
+            gains = None if own is None else own.to(scalars.dtype)
+            scalars = functional.layer_norm(scalars, scalars.shape[-1:], gains)
         return y, scalars
 
 

@@ -17,14 +17,19 @@ from torchweft.clifford.algebra import SPACETIME
 from torchweft.clifford.layers.attention import (
     LGATrAttention,
     LGATrCrossAttention,
-    Pair,
     Reinserted,
     Reinsertion,
     Widths,
     added,
     check_origin,
 )
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, joined, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
 from torchweft.clifford.layers.transformers import ScalarGatedNonlinearity
 from torchweft.errors import ShapeError
 

@@ -18,7 +18,6 @@ from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
 from torchweft.clifford.calls import RowFunction, backend_for, backend_on, program_rows
 from torchweft.clifford.layers.attention import (
-    Pair,
     Reinserted,
     Reinsertion,
     SelfAttention,
@@ -26,7 +25,13 @@ from torchweft.clifford.layers.attention import (
     added,
     check_origin,
 )
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, joined, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
 from torchweft.clifford.programs import operator, programs
 from torchweft.core.operators.operands import as_given, narrowed, same_kind
 from torchweft.errors import ShapeError

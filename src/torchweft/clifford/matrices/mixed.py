@@ -163,10 +163,10 @@ def mixed(
     Returns:
         (B, rows, F_out of all) and (rows, S_out).
     """
-    found: tuple[Tensor, Tensor] = _mixed(
+    y, t = _mixed.several(
         x, scalars, row, algebra.signature, pseudoscalar, list(features), s_out, bias
     )
-    return found
+    return y, t
 
 
 def _layout(
@@ -254,7 +254,7 @@ def _composition(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> tupl
     if weights.bias is not None:
         sums = sums + weights.bias
     added, t = sums.split_with_sizes([layout.wide, layout.s_out], 1)
-    first, *last = added.unflatten(1, (-1, layout.ends)).unbind(2)
+    first, *last = added.view(len(added), -1, layout.ends).unbind(2)
     inner = y[1:-1] if last else y[1:]
     y = torch.cat([y[:1] + first, inner, *(y[-1:] + e for e in last)])
     return y, t + layout.at_ends(x) @ weights.to_scalars.mT

@@ -299,7 +299,7 @@ def _transform_entry(op: Operator) -> Call:
 
 
 Gradients = Sequence[Tensor | None]
-Backward = Callable[[Sequence[Any], Sequence[Tensor], Tensor, Sequence[bool]], Gradients]
+Backward = Callable[[Sequence[Any], Sequence[Tensor], Any, Sequence[bool]], Gradients]
 
 
 class FusedOperator:
@@ -318,8 +318,8 @@ class FusedOperator:
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
         keeps_result: whether the result itself is the first saved tensor.
-        results: number of results; where there are several, a call and `composition` return them
-            as a tuple, and `grad` is the tuple of their gradients.
+        results: number of results; where there are several, `several` and `composition` return
+            them as a tuple, and `grad` is the tuple of their gradients.
     """
 
     def __init__(
@@ -354,8 +354,17 @@ class FusedOperator:
             lib=LIBRARY,
         )
 
-    def __call__(self, *args: Any) -> Any:
-        """The result, or the tuple of results, by the entry that the call needs."""
+    def __call__(self, *args: Any) -> Tensor:
+        """The only result, by the entry that the call needs."""
+        result: Tensor = self._entered(*args)
+        return result
+
+    def several(self, *args: Any) -> tuple[Tensor, ...]:
+        """The results, where there are several, by the entry that the call needs."""
+        results: tuple[Tensor, ...] = self._entered(*args)
+        return results
+
+    def _entered(self, *args: Any) -> Any:
         if compiling():
             return self.shown(self._op(*args))
         if transformed() or forward_level() >= 0:
