@@ -273,8 +273,8 @@ MUTANTS = [
     ),
     Mutant(
         "a joint map overlooks hooks",
-        "type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in layers",
-        "type(m) is nn.Linear for m in layers",
+        "type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks",
+        "type(m) is nn.Linear",
         f"{MIXED} -k plain",
         kernels=True,
     ),

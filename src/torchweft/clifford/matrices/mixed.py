@@ -248,7 +248,8 @@ def _composition(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> tupl
     parts = weights.maps.split_with_sizes(sizes)
     shape = layout.number_of_maps, layout.f_in
     maps = torch.cat([part.reshape(*shape, -1) for part in parts], -1)
-    matrices = torch.einsum("mji,mfg->jifg", dense(*layout[:2], maps), maps)
+    table = dense(layout.signature, layout.pseudoscalar, maps.dtype, maps.device)
+    matrices = torch.einsum("mji,mfg->jifg", table, maps)
     y = torch.einsum("jifg,irf->jrg", matrices, x)
     sums = scalars @ weights.of_scalars.mT
     if weights.bias is not None:

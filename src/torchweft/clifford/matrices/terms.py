@@ -95,12 +95,13 @@ def terms(signature: str, pseudoscalar: bool, device: torch.device) -> Terms:
     return Terms(*tables)
 
 
+@functools.cache
 @below_transforms
-def dense(signature: str, pseudoscalar: bool, like: Tensor) -> Tensor:
+def dense(signature: str, pseudoscalar: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(M, B, B): the sign with which map m takes blade i to blade j, at [m, j, i]."""
     count, found = _all(signature, pseudoscalar)
     blades = Algebra.from_signature(signature).num_blades
-    table = torch.zeros(count, blades, blades, dtype=like.dtype)
+    table = torch.zeros(count, blades, blades, dtype=dtype)
     for i, j, m, sign in found:
         table[m, j, i] = sign
-    return table.to(like.device)
+    return table.to(device)
