@@ -133,6 +133,17 @@ if INTERPRETED:
         for a, b in zip(first, again, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
+    def test_other_scalars_are_another_input():
+        """The keys' multivectors are those of the queries, their scalars are not."""
+        x, own, other = drawn(16, 5, 4), drawn(5, 6), drawn(6, 5).mT
+        found = []
+        for backend in ("triton", "torch"):
+            torch.manual_seed(1)
+            layer = CrossAttention(4, 6, 4, 6, 2, backend=backend)
+            found.append(layer(x, own, x, other))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=64 * NOISE, atol=64 * NOISE)
+
     def test_numbers_of_another_kind_are_refused():
         maps, x, scalars = built("joined", "triton")
         with pytest.raises(DTypeError, match=r"scalars is torch.float16 but x is torch.float32"):

@@ -398,12 +398,13 @@ class _Attention(nn.Module):
     def _mapped(self, *given: Pair) -> list[Pair]:
         """What queries, keys and values are made of: maps of one input are computed together."""
         maps = self.q_linear, self.k_linear, self.v_linear
-        found: dict[int, Iterator[Pair]] = {}
-        for x, scalars in given:
-            of_x = [m for m, other in zip(maps, given, strict=True) if other[0] is x]
-            if id(x) not in found:
-                found[id(x)] = iter(joined(of_x, x, scalars))
-        return [next(found[id(x)]) for x, _ in given]
+        found: dict[tuple[int, int], Iterator[Pair]] = {}
+        keys = [(id(x), id(scalars)) for x, scalars in given]
+        for key, pair in zip(keys, given, strict=True):
+            if key not in found:
+                of_pair = [m for m, other in zip(maps, keys, strict=True) if other == key]
+                found[key] = iter(joined(of_pair, *pair))
+        return [next(found[key]) for key in keys]
 
     def _heads(self, x: Tensor, scalars: Tensor) -> Pair:
         """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""

@@ -13,9 +13,11 @@ from torchweft.clifford.matrices.launch import launched
 from torchweft.core.gpu.launcher import Launcher, Tile
 from torchweft.core.printing.modules import written
 
-__all__ = ["map_weights", "maps"]
+__all__ = ["map_weights", "maps", "maps_tile", "weights_tile"]
 
-ROWS_PER_TILE, FEATURES_PER_TILE = 64, 64
+ROWS_PER_TILE, FEATURES_PER_TILE = 64, 32
+LEAST_FEATURES = 16
+"""Of a product in Triton; it sums so many at a time: more need more registers than a thread has."""
 PROGRAMS_PER_GPU, LEAST_ROWS = 1024, 128
 """About how many programs fill a GPU, and the rows that are worth one."""
 
@@ -36,7 +38,7 @@ def maps(
     (blades, rows, features), out = x.shape, z.shape[-1]
     stride = 0 if first is None else first.stride(0)
     numbers = (rows, features, out, *x.stride(), stride)
-    tile = _tile(features, out)
+    tile = maps_tile(out)
     programs = blades * -(-rows // tile.blocks[0]) * -(-out // tile.blocks[2])
     variant = ("maps_kernel", tile, programs, blades, ends, turned, _precision(x))
     launched(_launcher, variant, numbers, [x, weight, first, z, *tables])
@@ -55,7 +57,7 @@ def map_weights(
     tables: terms (source, target, sign) by map, where each map's begin, columns of the matrices.
     """
     (_, rows, features), out = x.shape, y.shape[-1]
-    tile = _tile(features, out)
+    tile = weights_tile(features, out)
     columns = 0 if sums is None else sums.shape[1]
     tiles = maps * -(-features // tile.blocks[1]) * -(-out // tile.blocks[2])
     tiles += -(-columns // tile.blocks[2])
@@ -70,10 +72,18 @@ def map_weights(
     launched(_sum_launcher, (), (parts, total.numel()), [partials, total])
 
 
-def _tile(features: int, out: int) -> Tile:
-    """Rows, features that are summed or come in, and features that come out."""
-    blocks = (max(16, min(FEATURES_PER_TILE, 1 << (n - 1).bit_length())) for n in (features, out))
-    return Tile((ROWS_PER_TILE, *blocks), 4, 2)
+def maps_tile(out: int) -> Tile:
+    """Rows, features that are summed at a time, features that come out."""
+    return Tile((ROWS_PER_TILE, LEAST_FEATURES, _block(out)), 4, 2)
+
+
+def weights_tile(features: int, out: int) -> Tile:
+    """Rows that are summed at a time, features of both sides."""
+    return Tile((ROWS_PER_TILE, _block(features), _block(out)), 4, 2)
+
+
+def _block(features: int) -> int:
+    return max(LEAST_FEATURES, min(FEATURES_PER_TILE, 1 << (features - 1).bit_length()))
 
 
 def _precision(x: Tensor) -> str:
