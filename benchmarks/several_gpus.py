@@ -44,6 +44,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torchweft
 from benchmarks.harness.clock import sm_clock
 from benchmarks.harness.programs import ranks_table
 from benchmarks.harness.record import machine
@@ -70,6 +71,7 @@ from torchweft.voxels import SparseTensor
 FILE = Path(__file__).parent / "results"
 NAME = "several_gpus.jsonl"
 REPEATS, FEW = 5, 3
+RECORDED = 3  # calls of a captured function until it is replayed
 SLOW, LONG = 1.0, 2.0  # seconds of a call
 SAMPLED = 1.0  # seconds of calls for samples of the clock
 BLUR, NEIGHBOURS = 0.05, 10
@@ -141,9 +143,12 @@ def transport(count: int, part: Part) -> Call:
     return call
 
 
-def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
-    """MACE's forces of a shaken crystal of 8 · side³ atoms (a rank), or a training step."""
-    given = _given((side * part.size if weak else side, side, side))
+def crystal(side: int, kind: str, training: bool, recorded: bool, part: Part) -> Call:
+    """MACE's forces of a shaken crystal of 8 · side³ atoms (a rank), or a training step.
+
+    recorded: the call is replayed as a CUDA graph, with its exchanges.
+    """
+    given = _given((side * part.size if kind == "weak" else side, side, side))
     src, dst = given["edge_index"]
     own = shard(src, dst, len(given["batch"]), part.rank, part.size, given["positions"])
     rows = {n: given[n][own.global_ids] for n in ("positions", "node_attrs", "batch")}
@@ -159,16 +164,20 @@ def crystal(side: int, training: bool, weak: bool, part: Part) -> Call:
     ).halo()
     model = _potential(part.device).requires_grad_(training)
 
-    def call() -> None:
-        leaf = data["positions"].detach().requires_grad_()
+    def call(positions: Tensor) -> Tensor:
+        leaf = positions.detach().requires_grad_()
         found = potential(model, data | {"positions": leaf}, halo, training=training)
-        if training:
-            model.zero_grad()
-            squares = total(found["forces"].square().sum())
-            (found["energy"].square().sum() + squares).backward()
-            _summed_gradients(model)
+        if not training:
+            return found["forces"]
+        model.zero_grad()
+        squares = total(found["forces"].square().sum())
+        (found["energy"].square().sum() + squares).backward()
+        return _summed_gradients(model)
 
-    return call
+    run = torchweft.capture(call, data["positions"]) if recorded else call
+    for _ in range(RECORDED if recorded else 0):
+        run(data["positions"])
+    return functools.partial(run, data["positions"])
 
 
 def _summed_gradients(model: nn.Module) -> Tensor:
@@ -243,11 +252,12 @@ def cases(small: bool) -> list[Case]:
         pairs("sinkhorn 1m", transport, million // 4, million),
         pairs("gaussian sum 10m", gaussian, million, 10 * million, False),
     ]
-    for name, training in (("forces", False), ("training", True)):
-        made += [
-            Case(f"mace {name}", "weak", functools.partial(crystal, cells, training, True)),
-            Case(f"mace {name}", "strong", functools.partial(crystal, 2 * cells, training, False)),
-        ]
+    for name, *how in (
+        ("forces", False, False), ("forces captured", False, True),
+        ("training", True, False), ("training captured", True, True),
+    ):  # fmt: skip
+        for kind, side in (("weak", cells), ("strong", 2 * cells)):
+            made.append(Case(f"mace {name}", kind, functools.partial(crystal, side, kind, *how)))
     return [
         *made,
         Case("minkunet scenes", "weak", functools.partial(scene, resolution, False)),

@@ -2,7 +2,8 @@
 
 A family's receipt says what was checked, the worst errors, and what failed.  It is written as
 contracts end, and names the blocks that are missing.  That of "distributed" comes of
-tests/distributed with a rank on each GPU; tests that need more of them are missing.
+tests/distributed with a rank on each GPU; tests that need more of them are missing, those that need
+an optional package are left out.
 """
 
 from __future__ import annotations

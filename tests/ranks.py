@@ -79,6 +79,17 @@ def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
     return found
 
 
+def in_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with gradients of gradients in one order on every rank: see `Halo`."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return function(*args, **options)
+
+    return called
+
+
 def ended(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[str]:
     """What each rank wrote until its process, with a default group of its own, ended.
 

@@ -31,7 +31,10 @@ class Ended:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
             told = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
-            _write({"name": report.nodeid, "ended": report.outcome, "told": told})
+            ended = report.outcome
+            if report.skipped and report.when == "setup":  # by a mark, before it ran
+                ended, told = "left out", report.longrepr[2].removeprefix("Skipped: ")
+            _write({"name": report.nodeid, "ended": ended, "told": told})
 
 
 def _write(line: dict[str, Any]) -> None:

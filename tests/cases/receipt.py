@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,7 @@ class Receipt:
     worst: dict[str, dict[str, float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # blocks that did not run yet
+    left_out: dict[str, str] = field(default_factory=dict)  # tests, and what they need
 
     def json(self) -> str:
         """The receipt as a JSON document."""
@@ -55,6 +57,8 @@ class Receipt:
             f"the largest error is {largest:.2f} of its bound"
         )
         rest = f"; {len(self.missing)} blocks are missing" if self.missing else ""
+        for reason, count in Counter(self.left_out.values()).items():
+            rest += f"; {count} left out: {reason}"
         return "\n".join([first + rest, *self.failures])
 
     def note(self, kind: str, dtype: str, ratio: float) -> None:

@@ -30,12 +30,13 @@ def check_ranks(
 ) -> Iterator[Receipt]:
     """Run the tests of several ranks in a process of their own, and yield receipts as they end.
 
-    Tests that are skipped, as they need more GPUs, and those that did not run are missing.
+    Tests that skip themselves, as they need more GPUs, and those that did not run are missing.
+    Those that a mark skips, as they need a package that is optional, are left out with its reason.
 
     Args:
         device: "cuda" gives each rank a GPU and NCCL, "cpu" gloo.
         machine: what the receipt says about where it was made.
-        begun: a receipt whose missing tests are run; None: all are.
+        begun: a receipt whose missing tests, and those left out, are run; None: all are.
         seconds: after which the run is ended.
         options: of pytest, such as a file in place of all.
     """
@@ -43,7 +44,10 @@ def check_ranks(
     with tempfile.TemporaryDirectory() as folder:
         ended = Path(folder) / "ended.jsonl"
         ended.touch()
-        which = [*options] or (begun.missing if begun else [str(TESTS)])
+        which = [*options] or ([*begun.missing, *begun.left_out] if begun else [str(TESTS)])
+        if not which:  # pytest would take all tests
+            yield begun
+            return
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", "-p", "tests.cases.ended_tests", *which],
             env=os.environ | {"TORCHWEFT_TEST_RANKS": device, FILE: str(ended)},
@@ -71,7 +75,9 @@ def _receipt(ended: Path, machine: Mapping[str, Any], begun: Receipt | None) -> 
             continue
         if line["name"] in left:  # else it failed again where it was torn down
             del left[line["name"]]
-            made.checks += 1
+            made.checks += line["ended"] != "left out"
+        if line["ended"] == "left out":
+            made.left_out[line["name"]] = line["told"]
         if line["ended"] == "failed":
             made.failures.append(f"{line['name']}: {line['told']}")
     made.missing = list(left)

@@ -57,7 +57,7 @@ def rows(op: str, dtype: str, items: int, accumulate: bool = False, channels: in
     depth, width = (inner, channels) if op == "vecmat" else (1, channels * inner)
     tile = tiles.rows_tile(op, width, items, 100_000, SIZES[dtype], depth)
     absent = ("indptr_ptr",) if items == 1 else ()
-    if op == "scale":
+    if op in ("scale", "mean"):
         absent = (*absent, "y_ptr", "index2_ptr")
     if op != "vecsca":
         constants["stride_yc"] = 1
@@ -110,14 +110,17 @@ def split() -> Build:
     return Build(kernels.split_kernel, types, constants, {"num_warps": 4}, ("K", "C"))
 
 
-def extreme(element: str, wide: bool = False) -> Build:
+def extreme(element: str, wide: bool = False, places: bool = True) -> Build:
     """The maximum of each segment, 64 channels."""
     size = {"fp32": 4, "bf16": 2, "i64": 8}[element]
     fill = -(2**63) if element == "i64" else None
     blocks = {"BLOCK_R": 2048 // size // 64, "BLOCK_C": 64}
     constants = {"LARGEST": True, "WIDE": wide, "FILL": fill, "STEPS": 4, "stride_xc": 1}
-    pointers = {"x_ptr": element, "value_ptr": element, "place_ptr": "i64"}
-    pointers |= {"indptr_ptr": "i32", "order_ptr": "i32"}
+    pointers = {"x_ptr": element, "value_ptr": element, "indptr_ptr": "i32", "order_ptr": "i32"}
+    if places:
+        pointers["place_ptr"] = "i64"
+    else:
+        constants["place_ptr"] = None
     types = {name: f"*{kind}" for name, kind in pointers.items()}
     types |= dict.fromkeys(("M", "T", "C", "stride_xr"), "i32")
     options = {"num_warps": 4, "num_stages": 3}
@@ -127,8 +130,11 @@ def extreme(element: str, wide: bool = False) -> Build:
 
 ROWS = {
     "max fp32": extreme("fp32"),
+    "max fp32, without places": extreme("fp32", places=False),
     "max bf16, many rows": extreme("bf16", wide=True),
     "max of integers": extreme("i64"),
+    "mean bf16, segments": rows("mean", "bf16", 32),
+    "mean fp32, one entry": rows("mean", "fp32", 1),
     "mul fp32, one entry": rows("mul", "fp32", 1),
     "mul bf16, segments": rows("mul", "bf16", 8),
     "vecsca fp32, segments": rows("vecsca", "fp32", 32),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
+from tests.nearness import beside
 from torchweft.clifford import Algebra, reference
 from torchweft.clifford.programs import programs
 from torchweft.core.expressions.expr import reachable, total
@@ -82,14 +83,6 @@ def check(key, oracle, rows, features, dtype=torch.float32, strided=False, order
         assert a.dtype == dtype
         noise = [plain_error(c, b, dtype) for c in samples]
         assert_as_accurate(a, b, torch.stack(noise))
-
-
-def beside(inputs, seed):
-    """In float32, each number moved to one beside it: torch's error at the very ones is luck."""
-    generator = torch.Generator().manual_seed(seed)
-    signs = [2 * torch.randint(0, 2, a.shape, generator=generator) - 1 for a in inputs]
-    eps = torch.finfo(torch.float32).eps
-    return [a.float() * (1 + eps * sign) for a, sign in zip(inputs, signs, strict=True)]
 
 
 @pytest.fixture

@@ -129,6 +129,21 @@ def test_the_first_of_equal_rows_has_the_gradient(backend):
 
 
 @kernels
+@pytest.mark.skipif(not INTERPRETED, reason="a property of the kernel")
+@pytest.mark.parametrize("rows", [9, 600])
+def test_places_of_extremes_are_stored_for_gradients_alone(rows):
+    """Without gradients the values have the same bits, and z is all that is written."""
+    x, index = torch.randn(rows, 3, requires_grad=True), torch.arange(rows) // 300
+    call = functools.partial(products.segment_max, num_segments=2, backend="triton")
+    z = call(x, index)
+    with torch.no_grad():
+        assert_same_bits(call(x, index), z.detach(), "without gradients")
+        moved = torchweft.explain(call, x, index).bytes_min
+    more = torchweft.explain(call, x, index).bytes_min - moved
+    assert more == 8 * z.numel()
+
+
+@kernels
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_integers(dtype, backend):

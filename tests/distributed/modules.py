@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import nn
 
+from tests.nearness import beside, model_beside
 from torchweft import clifford, o3, products, voxels
 from torchweft.clifford import PGA, Algebra
 from torchweft.reductions import SamplesLoss, Vi, Vj
@@ -222,7 +223,7 @@ CLIFFORD = {
     "CGLayer": (lambda: clifford.CGLayer(F, 3, SPACE), cg_batch),
     "ConvexHullCGMLP": (lambda: clifford.ConvexHullCGMLP(2, 2), rows(2, 5)),
     "LorentzCGGNN": (lambda: clifford.LorentzCGGNN(2, 3, 1, 2, 4, 2, 1, 0.0), tagging_batch),
-    "O3CGMLP": (lambda: clifford.O3CGMLP(2, 2, num_layers=2), rows(2, 3)),
+    "O3CGMLP": (lambda: clifford.O3CGMLP(3, 2, num_layers=2), rows(3, 3)),
     "O5CGMLP": (clifford.O5CGMLP, rows(2, 5)),
     "CliffordConv1d": (lambda: clifford.CliffordConv1d(SPACE, 2, 3, 3), rows(2, 5, 8)),
     "CliffordConv2d": (lambda: clifford.CliffordConv2d(Algebra.cl(2), 2, 3, 3), rows(2, 5, 5, 4)),
@@ -322,19 +323,30 @@ OVER_RANKS = {"SparseBatchNorm"}
 """Of which each rank's result depends on all: tests of their own."""
 
 
-def build(name):
-    """The module, in float64, with the same parameters at every call."""
+def build(name, seed=None):
+    """The module, in float64, with the same parameters at every call; with a seed see `beside`.
+
+    Parameters are small, so that gradients of deep networks are not much larger than one.
+    """
     torch.manual_seed(0)
     module = Scaled(CASES[name][0]()).double()
     for parameter in module.module.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return module
+        nn.init.normal_(parameter, 0.0, 0.25)
+    return module if seed is None else model_beside(module, seed)
 
 
-def batch(name, rank):
-    """The arguments of a rank."""
+def batch(name, rank, seed=None):
+    """The arguments of a rank; with a seed see `beside`."""
     torch.manual_seed(1 + rank)
-    return CASES[name][1](ROWS[rank % 2])
+    given = CASES[name][1](ROWS[rank % 2])
+    return given if seed is None else tuple(_beside(x, seed) for x in given)
+
+
+def _beside(x, seed):
+    if isinstance(x, voxels.SparseTensor):
+        return x.replace(*beside([x.feats], seed))
+    floating = torch.is_tensor(x) and x.is_floating_point()
+    return beside([x], seed)[0] if floating else x
 
 
 @functools.cache

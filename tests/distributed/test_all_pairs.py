@@ -2,10 +2,12 @@
 
 Seen red with: dot products of one rank, weights 1 / M of a rank's rows, the box of a rank's points,
 neighbours merged by block, points gathered in the order of the ring, errors of one rank raised
-there alone (a hang), a backward pass outside of `all_pairs` over this rank's rows alone.
+there alone (a hang), a backward pass outside of `all_pairs` over this rank's rows alone, nodes of
+gradients that were numbered in another thread than those of results.
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +97,11 @@ def counts(size):
     return sum(ROWS[:size]), sum(COLUMNS[:size])
 
 
-def scored(options, tensors, again):
+def scored(options, tensors, again, grad=torch.autograd.grad):
     tensors = [t.requires_grad_() for t in tensors]
     loss = SamplesLoss(**options)(*tensors)
-    first = torch.autograd.grad(loss, tensors, create_graph=again)
-    second = torch.autograd.grad(sum(g.square().sum() for g in first), tensors) if again else ()
+    first = grad(loss, tensors, create_graph=again)
+    second = grad(sum(g.square().sum() for g in first), tensors) if again else ()
     return [loss.detach(), *(t.detach() for t in (*first, *second))]
 
 
@@ -136,6 +138,81 @@ def test_losses_of_clouds(size):
                 torch.testing.assert_close(ours, [expected] * size, msg=name)
         uniform = SamplesLoss(**options)(x, y)
         torch.testing.assert_close([f[0] for f in next(found)], [uniform] * size, msg=name)
+
+
+class Engine:
+    """torch's engine as it is for GPUs: backward passes have a thread, unless that is disabled."""
+
+    def __init__(self):
+        self.thread = ThreadPoolExecutor(1)
+
+    def grad(self, *args, **options):
+        if not torch._C._is_multithreading_enabled():
+            return torch.autograd.grad(*args, **options)
+        return self.thread.submit(torch.autograd.grad, *args, **options).result()
+
+    def make_nodes(self, count):
+        """Nodes of a graph, in the thread of backward passes: torch numbers those of a thread."""
+
+        class Makes(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                one = torch.ones(1, requires_grad=True)
+                with torch.enable_grad():
+                    for _ in range(count):
+                        one.view(1)
+                return grad
+
+        x = torch.ones(1, requires_grad=True)
+        self.grad(Makes.apply(x), x)
+
+
+def of_unlike_histories(rank, size, group):
+    """Every second rank has made more nodes in its backward passes than outside of them."""
+    engine = Engine()
+    if rank % 2:
+        engine.make_nodes(torch._C._autograd._get_sequence_nr() + 1000)
+    i, j = part(rank, ROWS[:size]), part(rank, COLUMNS[:size])
+    (x, y, _, _), (a, b) = data(size), weights(size)
+    mine = [a[i].clone(), x[i].clone(), b[j].clone(), y[j].clone()]
+    with all_pairs(group):
+        return scored(LOSSES["energy"], mine, True, engine.grad)
+
+
+def test_ranks_send_in_one_order_whatever_they_did_before():
+    """Red before on GPUs: ranks that other tests had used came to other calls in second order."""
+    size = 4
+    found = run(of_unlike_histories, size)
+    (x, y, _, _), (a, b) = data(size), weights(size)
+    whole = scored(LOSSES["energy"], [t.clone() for t in (a, x, b, y)], True)
+    for n, expected in enumerate(whole):
+        ours = [f[n] for f in found]
+        torch.testing.assert_close(torch.cat(ours) if n else ours[0], expected)
+
+
+def in_another_order(rank, size, group):
+    """The gradients of two calls of one formula, begun with another one on each rank."""
+    x, y, *_ = own(rank, size, data(size))
+    x.requires_grad_()
+    with all_pairs(group):
+        losses = [(-Vi(times * x).sqdist(Vj(y))).exp().sum(1).sum() for times in (1, 2)]
+        with pytest.raises(ShapeError) as raised:
+            torch.autograd.grad(losses[rank], x)
+    return str(raised.value)
+
+
+def test_gradients_in_another_order_are_told():
+    """Red before: each rank had the gradient of one call in another's columns."""
+    text = (
+        r"sums of call (\d+) in all_pairs and rank 1 has sums of call (\d+) in all_pairs: all ranks"
+    )
+    for told in run(in_another_order, 2):
+        first, second = map(int, re.search(text, told).groups())
+        assert second == first + 1
 
 
 def others(x, y, b, p):

@@ -70,6 +70,15 @@ def counted(rank, size, group):
     return [[steps(of_kind) for _ in range(3)] for of_kind in calls]
 
 
+def test_gradients_begin_in_the_thread_of_the_call():
+    """So that second gradients come to the exchanges in the same order on every rank."""
+    model, threads, enabled = Model(), [], torch._C._is_multithreading_enabled
+    model.register_forward_pre_hook(lambda *_: threads.append(enabled()))
+    halo, data = parts(0, 1, None)
+    potential(model, data, halo)
+    assert (threads, enabled()) == ([False], True)
+
+
 def test_steps_of_a_call():
     forces = ["exchange"] * 2 * LAYERS
     inside = ["sum", "read"]  # between hosts

@@ -10,8 +10,8 @@ import importlib.util
 import pytest
 import torch
 
-from tests.clients.agreement import assert_agree
-from tests.ranks import run
+from tests.nearness import beside, check_named, model_beside
+from tests.ranks import in_one_thread, run
 from torchweft import clifford, o3, products
 from torchweft.clifford.layers.cegnn import EGCL, message_plan
 from torchweft.core.default_dtype import default_dtype
@@ -161,18 +161,22 @@ class Layers(torch.nn.Module):
         return torch.cat([z, sums, h[:, :own, 0].T], 1)
 
 
-def layers(dtype):
+def given(name, seed):
+    """The layers, x of all rows and y of all edges; with a seed in float32, all numbers beside."""
+    src, _, rows, _ = graph(name)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    y = torch.randn(len(src), 4, generator=generator, dtype=torch.float64)
     with default_dtype(torch.float64):
         torch.manual_seed(0)
-        return Layers().to(dtype)
+        model = Layers()
+    return (model, x, y) if seed is None else (model_beside(model, seed), *beside([x, y], seed))
 
 
-def gradients(name, part, read, add, dtype=torch.float64):
+@in_one_thread
+def gradients(name, part, read, add, seed=None):
     """A rank's rows, gradients of two orders by x and y, and its part of those of the weights."""
-    model, (src, _, rows, _) = layers(dtype), graph(name)
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(rows, 5, generator=generator, dtype=torch.float64).to(dtype)
-    y = torch.randn(len(src), 4, generator=generator, dtype=torch.float64).to(dtype)
+    model, x, y = given(name, seed)
     x = x[part.global_ids].requires_grad_()
     y = y[part.edges].requires_grad_()
     out = model(read(x), y, part)
@@ -208,10 +212,10 @@ def over_ranks(rank, size, group):
 
 
 @functools.cache
-def one_process(name, dtype):
+def one_process(name, seed=None):
     src, dst, rows, _ = graph(name)
     part = shard(src, dst, rows, 0, 1)
-    by_rows, by_edges, by_weights = gradients(name, part, lambda x: x, lambda loss: loss, dtype)
+    by_rows, by_edges, by_weights = gradients(name, part, lambda x: x, lambda loss: loss, seed)
     return by_rows | by_edges | by_weights
 
 
@@ -225,5 +229,4 @@ def test_operations_and_two_orders_are_those_of_one_process(size):
         for places, parts in ((ids, by_rows), (numbers, by_edges)):
             order = torch.cat(places).argsort()
             whole |= {key: torch.cat([part[key] for part in parts])[order] for key in parts[0]}
-        exact, rounded = one_process(name, torch.float64), one_process(name, torch.float32)
-        assert_agree(whole, exact, rounded)
+        check_named(whole, one_process(name), functools.partial(one_process, name))

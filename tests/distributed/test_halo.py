@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from tests.ranks import run
+from tests.ranks import in_one_thread, run
 from torchweft.core.collectives import gathered, total
 from torchweft.distributed import Halo
 from torchweft.distributed.agreement import agree
@@ -75,6 +75,7 @@ def scores(x, weight):
     return (x.sin() * weight).sum(tuple(range(1, x.dim())))
 
 
+@in_one_thread
 def gradients(rank, size, group, overlapped):
     own, needed = parts(size)[rank]
     halo = Halo(own, needed, group)
@@ -112,6 +113,7 @@ def test_gradients_of_three_orders(size, overlapped):
         assert_as_accurate(torch.cat(ours), exact[owned], noise)
 
 
+@in_one_thread
 def totals(rank, size, group):
     """(Σ_r a_r)² of parts that are powers of a parameter, differentiated three times."""
     a = torch.tensor(rank + 1.0, dtype=torch.float64, requires_grad=True)

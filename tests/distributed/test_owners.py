@@ -93,7 +93,7 @@ def test_faults_are_told(error, call, text):
 
 
 needs_metis = pytest.mark.skipif(
-    importlib.util.find_spec("pymetis") is None, reason="pymetis is not installed"
+    importlib.util.find_spec("pymetis") is None, reason="needs pymetis"
 )
 
 

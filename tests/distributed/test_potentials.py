@@ -8,9 +8,9 @@ import functools
 import pytest
 import torch
 
-from tests.clients.agreement import assert_agree
+from tests.nearness import beside, check_named, model_beside
 from tests.neighbours import brute_force
-from tests.ranks import run
+from tests.ranks import in_one_thread, run
 from torchweft import o3
 from torchweft.core.default_dtype import default_dtype
 from torchweft.distributed import Halo, potential, shard, total
@@ -60,10 +60,10 @@ class Potential(torch.nn.Module):
         return self.readout(x)[:, 0]
 
 
-def model(dtype):
+def model():
     with default_dtype(torch.float64):
         torch.manual_seed(0)
-        return Potential().to(dtype)
+        return Potential()
 
 
 @functools.cache
@@ -77,13 +77,20 @@ def crystal():
     return positions, cell, edges[:, 1], edges[:, 0], edges[:, 2:]
 
 
-def trained(part, read, add, dtype=torch.float64):
-    """Energy, own forces, stress, and this rank's part of the gradients of a loss of all three."""
-    net, (positions, cell, _, _, images) = model(dtype), crystal()
-    x = positions[part.global_ids].to(dtype).requires_grad_()
+@in_one_thread
+def trained(part, read, add, seed=None):
+    """Energy, own forces, stress, and this rank's part of the gradients of a loss of all three.
+
+    With a seed in float32, of numbers beside the given ones.
+    """
+    net, (positions, cell, _, _, images) = model(), crystal()
+    if seed is not None:
+        net, (positions, cell) = model_beside(net, seed), beside([positions, cell], seed)
+    dtype = positions.dtype
+    x = positions[part.global_ids].requires_grad_()
     strain = torch.zeros(3, 3, dtype=dtype, requires_grad=True)
     deform = torch.eye(3, dtype=dtype) + (strain + strain.T) / 2
-    shifts = images[part.edges].to(dtype) @ cell.to(dtype) @ deform
+    shifts = images[part.edges].to(dtype) @ cell @ deform
     given = x @ deform, part.global_ids % 2, shifts, part.src, part.dst, read
     energy = add(net(*given).sum())
     slope, virial = torch.autograd.grad(energy, (x, strain), create_graph=True)
@@ -117,8 +124,8 @@ def over_ranks(rank, size, group):
 
 
 @functools.cache
-def one_process(dtype):
-    rows, grads = trained(part_of(0, 1), lambda x: x, lambda x: x, dtype)
+def one_process(seed=None):
+    rows, grads = trained(part_of(0, 1), lambda x: x, lambda x: x, seed)
     return rows | grads
 
 
@@ -130,12 +137,12 @@ def test_a_potential_is_trained_as_in_one_process(size):
         whole["forces"] = torch.cat([part["forces"] for part in rows])[torch.cat(ids).argsort()]
         for key in ("energy", "stress"):
             assert all(part[key].equal(rows[0][key]) for part in rows)
-        assert_agree(whole, one_process(torch.float64), one_process(torch.float32))
+        check_named(whole, one_process(), one_process)
 
 
 def test_a_model_that_was_not_converted_is_told():
     with pytest.raises(BackendError, match=r"given a Potential: only energies.*call halo\(x\)"):
-        potential(model(torch.float32), {}, Halo(torch.arange(2), torch.arange(0)))
+        potential(model(), {}, Halo(torch.arange(2), torch.arange(0)))
 
 
 def test_rows_are_extended_while_a_halo_is_read():

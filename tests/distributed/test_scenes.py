@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.ranks import SIZE as EVERYONE
-from tests.ranks import run
+from tests.ranks import in_one_thread, run
 from torchweft import voxels
 from torchweft.core.collectives import world
 from torchweft.distributed import shard_voxels
@@ -164,6 +164,7 @@ STEPS = {
 }
 
 
+@in_one_thread
 def take(step, tensor, feats):
     """(result, gradient, gradient of a function of the gradient) with respect to features."""
     found = step(tensor)

@@ -112,6 +112,8 @@ def torn():
     assert 3 == 4
 def test_torn(torn): pass
 def test_of_many(): pytest.skip("needs 4")
+@pytest.mark.skipif(os.environ["INSTALLED"] == "no", reason="needs a package")
+def test_of_a_package(): pass
 def test_long(): time.sleep(float(os.environ["SECONDS_OF_A_TEST"]))
 """
 
@@ -122,25 +124,33 @@ def test_the_receipt_of_ranks_names_what_failed_and_what_is_missing(tmp_path, mo
     """Red before: a receipt at the end alone, so that a run that was ended left nothing.
 
     And seen red with skipped tests among the checks, a test that is torn down wrongly counted
-    twice, a run that takes all tests up again, and a run in a worker of pytest-xdist that wrote
-    nothing.
+    twice, a run that takes all tests up again, a run in a worker of pytest-xdist that wrote
+    nothing, and tests of a package that is not installed among the missing.
     """
     (tmp_path / "test_three.py").write_text(PROGRAM)
     monkeypatch.setenv("SECONDS_OF_A_TEST", "60")
+    monkeypatch.setenv("INSTALLED", "no")
     given = [str(tmp_path / "test_three.py"), f"--rootdir={tmp_path}", "-n", str(workers)]
     *_, none = check_ranks("cuda", {"gpu": "none"}, None, 0.0, *given)
     assert none.checks == 0
     receipts = check_ranks("cuda", {"gpu": "none"}, None, None, *given)
-    made = next(made for made in receipts if (made.checks, len(made.failures)) == (3, 2))
+    made = next(
+        made for made in receipts if made.checks == 3 and made.failures[1:] and made.left_out
+    )
     receipts.close()
     names = [f"test_three.py::{name}" for name in ("test_of_many", "test_long")]
     assert (made.checks, made.missing) == (3, names)
+    assert made.left_out == {"test_three.py::test_of_a_package": "needs a package"}
+    assert "; 2 blocks are missing; 1 left out: needs a package\n" in str(made)
     broken, torn = sorted(made.failures)
     assert broken.startswith("test_three.py::test_broken: assert 1 == 2")
     assert torn.startswith("test_three.py::test_torn: assert 3 == 4")
     monkeypatch.setenv("SECONDS_OF_A_TEST", "0")
+    monkeypatch.setenv("INSTALLED", "yes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     *_, whole = check_ranks("cuda", {"gpu": "none"}, made)
-    assert (whole.checks, whole.missing) == (4, names[:1])
+    assert (whole.checks, whole.missing, whole.left_out) == (5, names[:1], {})
     assert whole.failures == made.failures
+    whole.missing.clear()
+    assert list(check_ranks("cuda", {"gpu": "none"}, whole)) == [whole]  # nothing is run

@@ -186,6 +186,24 @@ MUTANTS = [
         PAIRS,
     ),
     Mutant(
+        "gradients in all_pairs have a thread of their own on a GPU",
+        "set_multithreading_enabled(False), rows_of_one",
+        "set_multithreading_enabled(True), rows_of_one",
+        f"{ALL_PAIRS} -k before",
+    ),
+    Mutant(
+        "forces over ranks have a thread of their own on a GPU",
+        "        torch.autograd.set_multithreading_enabled(False),\n        calls_inside",
+        "        torch.autograd.set_multithreading_enabled(True),\n        calls_inside",
+        f"{CALLS} -k thread",
+    ),
+    Mutant(
+        "calls of a ring that are alike have one number",
+        "return (*rest, name, next(_calls[name]))",
+        "return (*rest, name, 0)",
+        f"{ALL_PAIRS} -k another_order",
+    ),
+    Mutant(
         "equal values come in the order of the ring",
         "        columns, order = columns.sort(2)\n        values = values.gather(2, order)\n",
         "",

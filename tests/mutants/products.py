@@ -177,8 +177,8 @@ MUTANTS = [
     ),
     Mutant(
         "the pieces of a long segment are taken for its rows",
-        "return [best, places.gather(0, piece)]",
-        "return [best, piece]",
+        "return [best, *(p.gather(0, q) for p, q in zip(place, piece, strict=True))]",
+        "return [best, *piece]",
         f"{SEGMENTS} -k equal_rows",
         kernels=True,
     ),
@@ -196,9 +196,23 @@ MUTANTS = [
     ),
     Mutant(
         "a mean's sum is formed in 16 bits",
-        "total = given.sum(given.rows.to(accumulator(x.dtype)))",
-        "total = given.sum(given.rows)",
+        "rows = x.to(counts.dtype)  # no sum leaves the range of 16 bits",
+        "rows = x",
         f"{SEGMENTS} -k range_of_its_rows",
+    ),
+    Mutant(
+        "maxima without gradients store their places",
+        "launcher([x, values, found[0] if places else None])",
+        "launcher([x, values, torch.empty(values.shape, dtype=torch.int64)])",
+        f"{SEGMENTS} -k stored_for_gradients",
+        kernels=True,
+    ),
+    Mutant(
+        "a mean of no rows is not 0",
+        "z /= tl.maximum(items, 1).to(ACC)",
+        "z /= items.to(ACC)",
+        f"{SEGMENTS} -k without_rows",
+        kernels=True,
     ),
     Mutant(
         "minima of one column are their first rows",

@@ -37,7 +37,10 @@ class HaloRows(NamedTuple):
 class Halo:
     """Which rows of a distributed tensor this rank owns, and which it reads of others.
 
-    Every rank of the group builds it, and calls it, together.
+    Every rank of the group builds it, and calls it, together.  Gradients of any order arrive at the
+    owner of a row, by exchanges in the order of the backward pass, which must be the same on every
+    rank: on GPUs, take gradients with create_graph, or of several results, under
+    `torch.autograd.set_multithreading_enabled(False)`, as `potential` does.
 
     Args:
         global_ids: (n,) integers, the numbers of the rows that this rank owns.

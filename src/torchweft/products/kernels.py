@@ -93,6 +93,8 @@ def rows_kernel(
 ):  # fmt: skip
     """z[b,m,c] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · (x[n,i] ∘ y[n,j])[c], any product.
 
+    "mean" is "scale" over the number of entries.
+
     A program owns BLOCK_R of the B·M result rows and BLOCK_C channels, and walks the entries of
     each row BLOCK_T at a time.  ALONG_N: its rows are one m for BLOCK_R n, so that indices and
     lengths are uniform; else they are neighbours in memory, each with a segment of its own.
@@ -152,6 +154,8 @@ def rows_kernel(
         acc += term
 
     z = tl.sum(acc, axis=1, keep_dims=True)  # [BLOCK_R, 1, BLOCK_C]
+    if OP == "mean":
+        z /= tl.maximum(items, 1).to(ACC)
     row = b * M + m
     if OP == "inner":
         z = tl.sum(z, axis=2, keep_dims=True)  # [BLOCK_R, 1, 1]

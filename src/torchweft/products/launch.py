@@ -27,7 +27,7 @@ from torchweft.core.tables import SLICE, Plan, Slices, Table
 from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
-__all__ = ["INT32_MAX", "pieces_of", "product"]
+__all__ = ["INT32_MAX", "mean", "pieces_of", "product"]
 
 CALLS_PER_PLAN = 256
 """Calls whose steps a plan caches, by shapes, strides and dtypes."""
@@ -66,6 +66,17 @@ def product(
     x = _sum_over_n(first) if has_n == (True, False) else first
     y = _sum_over_n(second) if has_n == (False, True) and second is not None else second
     return _run(op, x, y, scale, plan, roles, all(has_n), first.dtype)
+
+
+def mean(x: Tensor, plan: Plan, counts: Tensor) -> Tensor:
+    """Means of the rows of x over the segments of a plan, in x's dtype.
+
+    One launch, where no segment is cut; counts: (M, 1) of each segment, at least 1.
+    """
+    if pieces_of(plan, "x_z", None) is None:
+        return _run("mean", x, None, None, plan, "x_z", False, x.dtype)
+    total = _run("scale", x, None, None, plan, "x_z", False, accumulator(x.dtype))
+    return (total / counts).to(x.dtype)
 
 
 def _sum_over_n(operand: Tensor) -> Tensor:
@@ -124,7 +135,7 @@ def _describe(
     dtype: torch.dtype,
     tf32: bool,
 ) -> ProductCall:
-    dims = PRODUCTS[op].dims
+    dims = PRODUCTS["scale" if op == "mean" else op].dims
     x = ProductOperand(0, first.shape, first.stride(), dims[0], first.dtype)
     y = None
     if second is not None:

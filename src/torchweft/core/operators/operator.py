@@ -320,6 +320,8 @@ class FusedOperator:
         keeps_result: whether the result itself is the first saved tensor.
         results: number of results; where there are several, `several` and `composition` return
             them as a tuple, and `grad` is the tuple of their gradients.
+        alone: `(*args) -> result` of eager calls without gradients; None if that takes as long as
+            `forward`.
     """
 
     def __init__(
@@ -333,10 +335,12 @@ class FusedOperator:
         composition: Callable[..., Any],
         keeps_result: bool = False,
         results: int = 1,
+        alone: Callable[..., Tensor] | None = None,
     ) -> None:
         self.results = results
         self.first_saved = 0 if keeps_result else results
         self.tensors, self.forward, self.composition = tensors, forward, composition
+        self._alone = alone
         self._backward = backward
         several = "[]" if results > 1 else ""
         self._op = register(name, f"({schema}) -> Tensor[]", forward, fake)
@@ -371,6 +375,8 @@ class FusedOperator:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
             return self._eager(args[self.tensors :], *args[: self.tensors])
+        if self._alone is not None and unwatched(args[0]):
+            return self._alone(*args)
         return self.shown(self.run(*args))
 
     def shown(self, found: Sequence[Any]) -> Any:

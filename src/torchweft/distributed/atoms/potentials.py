@@ -91,7 +91,13 @@ def potential(
         halo.group,
         kept.get(kind, ()),
     )
-    with calls_inside(halo, calls), reading(halo.num_rows, halo):
+    # nodes that forces make for their gradients are numbered in the thread of the others: all ranks
+    # then come to the exchanges of second gradients in one order
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        calls_inside(halo, calls),
+        reading(halo.num_rows, halo),
+    ):
         found = model(dict(data), **options)
     if calls.made:
         kept[kind] = calls.made

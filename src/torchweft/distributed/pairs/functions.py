@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -38,6 +40,9 @@ Each rank then looks in the cells of the whole cloud once, not in those of every
 cells take some ten times as much memory.  More points travel round the ring.
 """
 
+_calls: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+"""Numbers of the rings' calls, by the name of their group."""
+
 
 @contextmanager
 def all_pairs(group: Group | None = None) -> Iterator[None]:
@@ -49,8 +54,11 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
     those of one process that has the rows of all ranks in their order, to rounding; indices count
     in it.  They have the same bits at every call.
 
-    - Gradients of any order arrive at the rank that owns a row.  Each rank calls backward, inside
-      or outside.  A parameter (Pm), which every rank holds, gets this rank's part of its gradient.
+    - Gradients of any order arrive at the rank that owns a row.  Each rank calls backward inside,
+      where it runs in the thread of the call, so that every rank sends in the same order.  Outside,
+      gradients of one result without create_graph have that order too; others, on GPUs, only under
+      `torch.autograd.set_multithreading_enabled(False)`.
+    - A parameter (Pm), which every rank holds, gets this rank's part of its gradient.
     - A result without rows, such as a SamplesLoss or a sum over j of an expression in j only, has
       a copy on each rank; backward on the copies gives the gradient of the one value once.
     - `ranges` are of this rank's rows i and of all columns j, in the order of the ranks, over
@@ -86,7 +94,8 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
         yield
         return
     ranks = Ranks(group)
-    with rows_of_one.using(ranks):
+    # torch numbers the nodes of each thread apart: on GPUs their order would differ between ranks
+    with torch.autograd.set_multithreading_enabled(False), rows_of_one.using(ranks):
         try:
             yield
         except WeftError as error:
@@ -259,7 +268,8 @@ class _Ring(rows_of_one.Operators):
         self._group, self._counts = group, counts
 
     def _spread(self, rest: Rest) -> Rest:
-        return (*rest, private.group_name(self._group))
+        name = private.group_name(self._group)
+        return (*rest, name, next(_calls[name]))
 
     def sums(self, tensors: Tensors, rest: Rest) -> Tensor:
         return ring.sums(tensors, self._spread(rest))

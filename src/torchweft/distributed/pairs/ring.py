@@ -6,9 +6,11 @@ Columns go round a ring: each rank works on the block that it has, its own first
 is under way from the rank before.  The gradient in what varies with j is a sum over i, so another
 ring, in which rows of i travel: no gradient is ever sent, and every order is a ring again.
 
-Beside the arguments of `reductions.engine.operator` an operator takes the name of the group.  Its
-tables are the `Blocks` of this rank's rows and the columns of each rank, by rank, numbered from the
-first of that rank; then those of this rank's columns and the rows of each.
+Beside the arguments of `reductions.engine.operator` an operator takes the name of the group and the
+number of the call, which its gradients share: ranks whose backward passes come to them in another
+order raise an error, also where formulas and sizes are equal.  Its tables are the `Blocks` of this
+rank's rows and the columns of each rank, by rank, numbered from the first of that rank; then those
+of this rank's columns and the rows of each.
 """
 
 from __future__ import annotations
@@ -73,12 +75,13 @@ def _parts(
     name: str, tensors: Tensors, rest: Rest, k: int = 1
 ) -> Iterator[tuple[int, dict[int, Tensor], list[Tensor]]]:
     """(columns before it, values, results) of each block of columns that has pairs."""
-    key, batch, rows, columns, how, group_name = rest
+    key, batch, rows, columns, how, group_name, call = rest
     group, count = private.process_group(group_name), keys.count(key)
     values, tables = tensors[:count], tensors[count:]
     cats = {v.data[0]: v.data[2] for f in keys.formulas(key) for v in variables(f)}
     travelling = [n for n in range(count) if cats.get(n) == 1]
-    counts = _counts(name, columns, values, (key, batch, how, k, bool(tables)), group)
+    name_of_call = f"{name} of call {call} in all_pairs"
+    counts = _counts(name_of_call, columns, values, (key, batch, how, k, bool(tables)), group)
     for source, arrived in hops([values[n] for n in travelling], counts, group):
         blocks = tables[operator.TABLES * source : operator.TABLES * (source + 1)]
         if not rows * counts[source] or (blocks and not len(blocks[-1])):
@@ -107,7 +110,7 @@ def _counts(
     digest = hashlib.blake2b(repr((name, described)).encode(), digest_size=7).digest()
     found = numbers_of_ranks([columns, int.from_bytes(digest, "big")], group)
     if len({said for _, said in found}) > 1:
-        agree(f"{name} in all_pairs", lambda: described, group)
+        agree(name, lambda: described, group)
     return [count for count, _ in found]
 
 
@@ -147,7 +150,7 @@ class _ShiftedRule(operator.ShiftedRule):
         return _shifted(tensors, *rest)
 
 
-_SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how, str group"
+_SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how, str group, SymInt call"
 _sum_rule = _SumRule()
 _sum_operator = ListOperator("reductions_ring_sums", _SCHEMA, _sum_rule)
 _shifted_rule = _ShiftedRule(_sum_operator)
@@ -199,11 +202,11 @@ class Candidates:
 
 
 def _smallest(
-    tensors: Tensors, key: str, k: int, batch: int, rows: int, columns: int, how: str, group: str
+    tensors: Tensors, key: str, k: int, batch: int, rows: int, columns: int, how: str, *spread: Any
 ) -> Tensor:
     (f,) = keys.formulas(key)
     best = Candidates((batch, rows, f.dim), k, tensors[0])
-    rest = (key, batch, rows, columns, how, group)
+    rest = (key, batch, rows, columns, how, *spread)
     for before, values, (index,) in _parts("smallest", tensors, rest, k):
         at = values_at(str(f), values, index, how)
         best.add(at, torch.where(index < 0, -1, index + before))
@@ -217,7 +220,7 @@ def _smallest_fake(tensors: Tensors, key: str, k: int, batch: Any, rows: Any, *_
 
 operator.register_constant(
     "reductions_ring_smallest(Tensor[] tensors, str formula, int k, SymInt batch, SymInt rows, "
-    "SymInt columns, str how, str group) -> Tensor",
+    "SymInt columns, str how, str group, SymInt call) -> Tensor",
     _smallest,
     _smallest_fake,
 )

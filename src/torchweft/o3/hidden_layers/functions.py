@@ -1,7 +1,8 @@
 """Hidden layers of a network of numbers, and their derivatives, by kernels on a GPU.
 
 All layers are one launch, their gradients another, and second derivatives, as a loss of forces
-needs them, two more.  Those beyond are composed of torch's operations.
+needs them, two more; sums over the rows, which gradients of matrices are, are a launch of their
+own.  Derivatives beyond are composed of torch's operations.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TILE = Tile((64,), 4, 1)
 """Rows of a tile: as many as one warp group multiplies at a time."""
 
 PROGRAMS_PER_PROCESSOR = 2
-"""Programs that share a sum over rows, each with gradients of the matrices of its own."""
+"""Programs that sum over rows, each a piece of them for one matrix."""
 
 
 def serves(layers: HiddenLayers, x: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -70,9 +71,7 @@ def hidden_layers(layers: HiddenLayers, x: Tensor, weights: Sequence[Tensor]) ->
     if varied:
         h = _Hidden.apply(layers, flat, *weights)  # type: ignore[no-untyped-call]
     else:
-        (h,) = _launched(
-            KernelSpec(layers, "rows", more=False), {"x": flat, **_named("w", weights)}
-        )
+        (h,) = _launched(KernelSpec(layers, "rows"), {"x": flat, **_named("w", weights)})
     return h.view(*x.shape[:-1], h.shape[1])
 
 
@@ -117,19 +116,33 @@ class _Slopes(torch.autograd.Function):
             return None, None, *_composed_slopes(ctx.layers, ctx.summed, inputs, grads), *behind
         _, by_x, *by_weights = used(ctx, ctx.needs_input_grad[2 : count + 4], inputs)
         given = _named("w", inputs[2:]) | _named("t", t) | {"g": inputs[0], "x": inputs[1], "v": v}
-        u, *p = _launched(KernelSpec(ctx.layers, "tangent", more=False), given)
+        u, *p = _launched(KernelSpec(ctx.layers, "tangent"), given)
         if not (by_x or any(by_weights)):
             return None, None, u, None, *behind, *behind
-        second = KernelSpec(ctx.layers, "second", more=any(by_weights))
-        gx, *of_weights = _launched(second, given | _named("p", p))
-        return None, None, u, gx, *(of_weights or behind), *behind
+        found = _with_sums(ctx.layers, "second", any(by_weights), given | _named("p", p))
+        return None, None, u, found[0], *(found[1:] or behind), *behind
 
 
 def _back(layers: HiddenLayers, summed: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Of g, x, the matrices and t: the gradients of Σ g h_n."""
     count, (g, x, *rest) = len(layers.after), tensors
     given = {"g": g, "x": x} | _named("w", rest[:count]) | _named("t", rest[count:])
-    return _launched(KernelSpec(layers, "back", summed), given)
+    return _with_sums(layers, "back", summed, given)
+
+
+def _with_sums(
+    layers: HiddenLayers, kind: str, summed: bool, given: Mapping[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """The gradient by x of "back" or "second" and, if they are summed, those by the matrices."""
+    gx, *kept = _launched(KernelSpec(layers, kind, more=summed), given)
+    if not summed:
+        return (gx,)
+    count = len(layers.after)
+    more = _named("d", kept[:count]) | _named("e", kept[count:])
+    spec = KernelSpec(layers, "sums" if kind == "back" else "second sums")
+    (sums,) = _launched(spec, {**given, **more})
+    each = torch.split(sums.sum(0), list(layers.sizes))
+    return gx, *[t.view(given[f"w{k}"].shape) for k, t in enumerate(each)]
 
 
 def _composed_slopes(
@@ -166,31 +179,36 @@ def _named(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _launched(spec: KernelSpec, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The results of a kernel in the order of its operands; gradients of each matrix last."""
-    layers, like = spec.layers, given["g" if "g" in given else "x"]
-    rows = like.shape[0]
-    tiles = -(-rows // TILE.blocks[0])
-    most = PROGRAMS_PER_PROCESSOR * processors(like.device) if spec.summed else tiles
-    piece = -(-tiles // max(1, min(tiles, most))) * TILE.blocks[0]
-    programs = -(-rows // max(1, piece))
+    """The results of a kernel in the order of its operands; sums have a row for each piece."""
+    layers, like = spec.layers, given["x"]
+    rows, piece = like.shape[0], TILE.blocks[0]
+    if spec.summed:
+        piece = _piece(len(layers.after), rows, like.device)
+    parts = -(-rows // piece)
     results = {
-        name: like.new_empty(programs, sum(layers.sizes))
+        name: like.new_empty(parts, sum(layers.sizes))
         if name == "sums"
         else like.new_empty(rows, layers.widths[_layer(name)])
         for name in spec.operands
         if name not in given
     }
     tensors = [results[n] if n in results else given[n].contiguous() for n in spec.operands]
+    programs, counts = (
+        (parts * len(layers.after), (rows, piece)) if spec.summed else (parts, (rows,))
+    )
     with current_device(like):
-        _kernel(spec, like.device)(programs, tensors, (rows, piece))
+        _kernel(spec, like.device)(programs, tensors, counts)
     if recording():
-        products = 2 * rows * sum(layers.sizes) * (2 if spec.kind == "second" else 1)
-        record_cost(sum(t.nbytes for t in tensors), products * (1 + spec.summed))
-    sums = results.pop("sums", None)
-    if sums is None:
-        return tuple(results.values())
-    each = torch.split(sums.sum(0), list(layers.sizes))
-    return *results.values(), *[t.view(given[f"w{k}"].shape) for k, t in enumerate(each)]
+        products = 2 * rows * sum(layers.sizes) * (2 if spec.kind.startswith("second") else 1)
+        record_cost(sum(t.nbytes for t in tensors), products)
+    return tuple(results.values())
+
+
+def _piece(matrices: int, rows: int, device: torch.device) -> int:
+    """Rows that a program sums, so that all programs run at once."""
+    tiles = -(-rows // TILE.blocks[0])
+    pieces = max(1, PROGRAMS_PER_PROCESSOR * processors(device) // matrices)
+    return max(1, -(-tiles // pieces)) * TILE.blocks[0]
 
 
 def _layer(result: str) -> int:

@@ -1,14 +1,17 @@
 """Printed Triton kernels of the hidden layers of a network, with SiLU as function.
 
-    rows      t_k = h_k W_k,   h_{k+1} = c_k f(t_k),   f(t) = t σ(t);   h_0 = x, result h_n
-    back      d_k = g_{k+1} c_k f'(t_k),   g_k = d_k W_k^T,   of W_k: h_k^T d_k
-    tangent   p_k = u_k W_k,   u_{k+1} = c_k f'(t_k) p_k;   u_0 = v, result u_n
-    second    e_k = g_{k+1} c_k f''(t_k) p_k + q_{k+1} c_k f'(t_k),   q_k = e_k W_k^T,
-              of W_k: h_k^T e_k + u_k^T d_k;   q_n = 0
+    rows         t_k = h_k W_k,   h_{k+1} = c_k f(t_k),   f(t) = t σ(t);   h_0 = x, result h_n
+    back         d_k = g_{k+1} c_k f'(t_k),   result g_0 of g_k = d_k W_k^T
+    sums         h_k^T d_k over all rows
+    tangent      p_k = u_k W_k,   u_{k+1} = c_k f'(t_k) p_k;   u_0 = v, result u_n
+    second       e_k = g_{k+1} c_k f''(t_k) p_k + q_{k+1} c_k f'(t_k),
+                 result q_0 of q_k = e_k W_k^T;   q_n = 0
+    second sums  h_k^T e_k + u_k^T d_k over all rows
 
-`back` has the gradients of Σ g h_n by x and W.  u_n is the gradient by g of Σ v g_0, and `second`
-has its gradients by x and W: those of a loss that contains forces.  `rows` stores t and `tangent`
-p, which is faster than to compute them again.  A program takes tiles of rows, one after the other.
+`back` has the gradients of Σ g h_n by x, and `sums` those by W.  u_n is the gradient by g of
+Σ v g_0, and `second` and `second sums` have its gradients by x and W: those of a loss that contains
+forces.  t, p, d and e are stored where later kernels need them, which is faster than to compute
+them again.  A program takes a tile of rows; one of sums takes the tiles of a piece, for one matrix.
 """
 
 from __future__ import annotations
@@ -52,39 +55,43 @@ class KernelSpec(NamedTuple):
 
     Args:
         layers: the network.
-        kind: "rows", "back", "tangent" or "second".
-        more: whether `rows` stores t, and whether the others sum gradients of the matrices.
+        kind: "rows", "back", "sums", "tangent", "second" or "second sums".
+        more: whether `rows` stores t, and `back` and `second` what sums are made of.
     """
 
     layers: HiddenLayers
     kind: str
-    more: bool
+    more: bool = False
 
     @property
     def summed(self) -> bool:
         """Whether gradients of the matrices are computed."""
-        return self.more and self.kind in ("back", "second")
+        return self.kind.endswith("sums")
 
     @property
     def operands(self) -> list[str]:
         """The tensors of the kernel, in order; results come last."""
         layers = range(len(self.layers.after))
-        w, t, p = ([f"{name}{k}" for k in layers] for name in "wtp")
+        w, t, p, d, e = ([f"{name}{k}" for k in layers] for name in "wtpde")
         match self.kind:
             case "rows":
                 return [*w, "x", "h", *(t if self.more else [])]
             case "tangent":
                 return [*w, *t, "v", "u", *p]
             case "back":
-                return [*w, *t, "g", *(["x", "gx", "sums"] if self.more else ["gx"])]
-        return [*w, *t, *p, "g", *(["x", "v", "gx", "sums"] if self.more else ["gx"])]
+                return [*w, *t, "g", "gx", *(d if self.more else [])]
+            case "second":
+                return [*w, *t, *p, "g", "gx", *([*d, *e] if self.more else [])]
+            case "sums":
+                return [*t[:-1], *d, "x", "sums"]
+        return [*t[:-1], *p[:-1], *d, *e, "x", "v", "sums"]
 
 
 def source(spec: KernelSpec) -> str:
-    """Module text; pointers are those of `operands`, then rows, and rows of a program."""
-    parameters = [*(f"{name}_ptr" for name in spec.operands), "rows", "piece"]
-    parameters.append("BLOCK: tl.constexpr")
-    kernel = FRAME.function(HIDDEN_LAYERS, parameters, _body(spec), free=["rows", "piece"])
+    """Module text; pointers are those of `operands`, then rows, and those of a piece for sums."""
+    counts = ["rows", "piece"] if spec.summed else ["rows"]
+    parameters = [*(f"{name}_ptr" for name in spec.operands), *counts, "BLOCK: tl.constexpr"]
+    kernel = FRAME.function(HIDDEN_LAYERS, parameters, _body(spec), free=counts)
     imports = ["from torchweft.products.kernels import add_product"]
     return FRAME.module(f"{HIDDEN_LAYERS}: {spec.kind}", *_functions(), kernel, imports=imports)
 
@@ -111,27 +118,31 @@ def _functions() -> Iterator[Iterator[str]]:
 
 
 def _body(spec: KernelSpec) -> Iterator[str]:
-    yield "first = tl.program_id(0).to(tl.int64) * piece"
-    yield "last = tl.minimum(first + piece, rows)"
     if spec.summed:
-        yield f"sums_row = sums_ptr + tl.program_id(0).to(tl.int64) * {sum(spec.layers.sizes)}"
-    yield "for begin in range(first, last, BLOCK):"
-    yield from indented(_tile(spec))
-
-
-def _tile(spec: KernelSpec) -> Iterator[str]:
-    """Lines for the rows of a tile."""
-    layers = range(len(spec.layers.after))
-    if spec.kind in ("rows", "tangent"):
-        yield from _forward(spec)
+        yield from _pieces(spec)
         return
-    if spec.summed:
-        yield "tl.debug_barrier()  # all threads have stored the sums of the tile before"
+    yield "begin = tl.program_id(0).to(tl.int64) * BLOCK"
+    yield "last = rows"
+    yield from _forward(spec) if spec.kind in ("rows", "tangent") else _backward(spec)
+
+
+def _pieces(spec: KernelSpec) -> Iterator[str]:
+    """A program sums the gradient of one matrix over one piece of the rows."""
+    count = len(spec.layers.after)
+    yield f"part = (tl.program_id(0) // {count}).to(tl.int64)"
+    yield "first = part * piece"
+    yield "last = tl.minimum(first + piece, rows)"
+    for k in range(count):
+        yield f"if tl.program_id(0) % {count} == {k}:"
+        yield from indented(_sums(spec, k))
+
+
+def _backward(spec: KernelSpec) -> Iterator[str]:
+    layers = range(len(spec.layers.after))
     yield _load(spec, "g", "g", len(layers))
     for k in reversed(layers):
         yield from _back(spec, k)
-    yield f"gx = {'q' if spec.kind == 'second' else 'g'}"
-    yield _store_rows(spec, "gx", "gx", 0)
+    yield _store_rows(spec, "gx", "q" if spec.kind == "second" else "g", 0)
 
 
 def _forward(spec: KernelSpec) -> Iterator[str]:
@@ -165,31 +176,33 @@ def _back(spec: KernelSpec, k: int) -> Iterator[str]:
         bent = f"{factor} * bend(t) * p * g"
         yield f"e = {bent}" if k == len(spec.layers.after) - 1 else f"e = {bent} + q * c"
     yield "d = g * c"
-    if spec.summed:
-        yield from _sums(spec, k)
+    for name in ("d", "e")[: second + 1] if spec.more else ():
+        yield _store_rows(spec, f"{name}{k}", name, k + 1)
     yield from _matrix(spec, k, turned=True)
-    if k or not second:
-        yield "g = product(d, w)"
     if second:
         yield "q = product(e, w)"
+    if k or not second:
+        yield "g = product(d, w)"
 
 
 def _sums(spec: KernelSpec, k: int) -> Iterator[str]:
-    """Add the gradient of matrix k to that of the tiles before."""
-    second = spec.kind == "second"
-    yield from _before(spec, "h", "x", k)
-    yield f"sum = product(h, {'e' if second else 'd'})"
-    if second:
-        yield from _before(spec, "u", "v", k)
-        yield "sum += product(u, d)"
+    """The gradient of matrix k, over the rows of a piece."""
     height, width = spec.layers.widths[k : k + 2]
+    yield f"total = tl.zeros([{_padded(height)}, {_padded(width)}], tl.float32)"
+    yield "for begin in range(first, last, BLOCK):"
+    yield from indented(_summands(spec, k))
     yield from _places(spec, k)
-    if k == 0:
-        yield f"sum *= {spec.layers.before!r}"
-    yield f"at = sums_row + {sum(spec.layers.sizes[:k])} + k * {width} + n"
-    yield f"inside = (k < {height}) & (n < {width})"
-    yield "sum += tl.load(at, mask=inside & (begin > first), other=0.0)"
-    yield "tl.store(at, sum, mask=inside)"
+    factor = f" * {spec.layers.before!r}" if k == 0 else ""
+    at = f"part * {sum(spec.layers.sizes)} + {sum(spec.layers.sizes[:k])} + k * {width} + n"
+    yield f"tl.store(sums_ptr + {at}, total{factor}, mask=(k < {height}) & (n < {width}))"
+
+
+def _summands(spec: KernelSpec, k: int) -> Iterator[str]:
+    second = spec.kind == "second sums"
+    for name, given, gradient in [("h", "x", "e" if second else "d"), *[("u", "v", "d")] * second]:
+        yield from _before(spec, name, given, k)
+        yield _load(spec, "y", f"{gradient}{k}", k + 1)
+        yield f"total += product({name}, y)"
 
 
 def _before(spec: KernelSpec, name: str, given: str, k: int) -> Iterator[str]:

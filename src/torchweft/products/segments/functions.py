@@ -22,8 +22,12 @@ from torchweft.core.private import any_autocast
 from torchweft.core.table_copies import copies_of, unreadable
 from torchweft.core.tables import TensorCache, rows_of
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.products.operator import product
-from torchweft.products.segments.operator import extreme, segment_sizes
+from torchweft.products.segments.operator import (
+    extreme,
+    mean,
+    segment_product,
+    segment_sizes,
+)
 from torchweft.products.segments.torch_path import select
 
 __all__ = [
@@ -102,7 +106,8 @@ def segment_mean(
         backend: "triton", "numba", "torch", or None for the fastest that can serve.
 
     Returns:
-        (M, …) in x's dtype.  16-bit rows are widened first, so that no sum leaves their range.
+        (M, …) in x's dtype.  Sums of 16-bit rows are formed in float32, so that none leaves their
+        range.
 
     Raises:
         WeftError: an input or a table that does not fit.  Values of tables are checked on the CPU
@@ -111,7 +116,7 @@ def segment_mean(
     Error: that of `segment_sum`, over the number of rows, and one rounding more.  Differentiable to
     any order; the same bits at every call.
 
-    Cost: that of `segment_sum`; numbers of rows are counted once for a table.
+    Cost: that of `segment_sum`, in one launch on a GPU; rows are counted once for a table.
 
     Example:
         >>> import torch
@@ -120,8 +125,8 @@ def segment_mean(
         [2.0, 0.0, 2.5]
     """
     given = _admitted(x, index, indptr, num_segments, _FLOATS, backend)
-    total = given.sum(given.rows.to(accumulator(x.dtype)))
-    return given.shaped((total / given.counts()).to(x.dtype))
+    tables = given.indptr, given.owner, given.num_segments
+    return given.shaped(mean(given.rows, given.counts(), *tables, given.backend))
 
 
 def segment_max(
@@ -151,7 +156,7 @@ def segment_max(
     Error: none.  The gradient goes to the first of equal rows, so second derivatives are 0 in x and
     those in the gradient exist.
 
-    Cost: x is read once; z and the row of each maximum are written once.
+    Cost: x is read once and z written once; with gradients also the row of each maximum.
 
     Example:
         >>> import torch
@@ -190,7 +195,7 @@ def segment_min(
     Error: none.  The gradient goes to the first of equal rows, so second derivatives are 0 in x and
     those in the gradient exist.
 
-    Cost: x is read once; z and the row of each minimum are written once.
+    Cost: x is read once and z written once; with gradients also the row of each minimum.
 
     Example:
         >>> import torch
@@ -364,10 +369,8 @@ class Segments(NamedTuple):
 
     def _product(self, first: Tensor, second: Tensor | None, op: str, roles: str) -> Tensor:
         sizes = segment_sizes(self.rows.shape[0], self.num_segments)
-        # torch.compile needs a list; a tuple is hashable
-        every = list(sizes) if torch.compiler.is_compiling() else sizes
-        tables = (None, None, self.indptr, None, self.owner)
-        return product(first, second, None, *tables, every, op, roles, False, self.backend)
+        tables = self.indptr, self.owner
+        return segment_product(first, second, *tables, sizes, op, roles, self.backend)
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ def extreme_kernel(
 
     A program owns BLOCK_R segments and BLOCK_C channels, and walks each segment in order, STEPS
     entries at a time: their loads do not wait for each other.  An order that is None is the
-    identity.  value and place are contiguous.  FILL: what is written for nothing, None for ∓inf;
-    its place is T.
+    identity.  value and place are contiguous; a place that is None is not stored.  FILL: what is
+    written for nothing, None for ∓inf; its place is T.
 
-    Floor: x read once, values and places written once: (T·itemsize + M·(itemsize + 8))·C bytes, and
-    4 (T + M) of tables.  Bound: memory; 2 comparisons for each number.
+    Floor: x read once, values and places written once: (T·itemsize + M·(itemsize + 8))·C bytes, or
+    M·itemsize·C without places, and 4 (T + M) of tables.  Bound: memory; 2 comparisons a number.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     element: tl.constexpr = x_ptr.dtype.element_ty
@@ -55,4 +55,5 @@ def extreme_kernel(
             place = tl.where(better, row, place)
     mask = inside & (c < C)
     tl.store(value_ptr + m * C + c, best.to(element), mask=mask)
-    tl.store(place_ptr + m * C + c, place.to(tl.int64), mask=mask)
+    if place_ptr is not None:
+        tl.store(place_ptr + m * C + c, place.to(tl.int64), mask=mask)

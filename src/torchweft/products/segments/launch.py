@@ -18,8 +18,8 @@ STEPS = 4
 """Entries whose loads are on their way at once, in each of a program's segments."""
 
 
-def extreme_triton(x: Tensor, plan: Plan, largest: bool) -> list[Tensor]:
-    """Values and places, see `torchweft.products.segments.operator`.
+def extreme_triton(x: Tensor, plan: Plan, largest: bool, places: bool) -> list[Tensor]:
+    """Values and, if asked, places; see `torchweft.products.segments.operator`.
 
     Long segments are cut into pieces, as in sums: the extremes of pieces are formed first.
     """
@@ -27,10 +27,10 @@ def extreme_triton(x: Tensor, plan: Plan, largest: bool) -> list[Tensor]:
     pieces = pieces_of(plan, "x_z", None)
     if pieces is None:
         indptr = plan.derived("bounds", lambda: _bounds(plan, table))
-        return _launched("segments", x, plan, (indptr, table.index1), largest)
-    values, places = _launched("pieces", x, plan, (pieces.indptr, table.index1), largest)
-    best, piece = _launched("owners", values, plan, (pieces.owner_indptr, None), largest)
-    return [best, places.gather(0, piece)]
+        return _launched("segments", x, plan, (indptr, table.index1), largest, places)
+    values, *place = _launched("pieces", x, plan, (pieces.indptr, table.index1), largest, places)
+    best, *piece = _launched("owners", values, plan, (pieces.owner_indptr, None), largest, places)
+    return [best, *(p.gather(0, q) for p, q in zip(place, piece, strict=True))]
 
 
 def _bounds(plan: Plan, table: Table) -> Tensor:
@@ -41,17 +41,22 @@ def _bounds(plan: Plan, table: Table) -> Tensor:
 
 
 def _launched(
-    name: str, x: Tensor, plan: Plan, tables: tuple[Tensor, Tensor | None], largest: bool
+    name: str,
+    x: Tensor,
+    plan: Plan,
+    tables: tuple[Tensor, Tensor | None],
+    largest: bool,
+    places: bool,
 ) -> list[Tensor]:
     """The extremes of segments: tables are their indptr, and the order of their entries."""
     values = x.new_empty(tables[0].numel() - 1, x.shape[1])
-    places = torch.empty(values.shape, dtype=torch.int64, device=x.device)
+    found = [torch.empty(values.shape, dtype=torch.int64, device=x.device)] if places else []
     if values.numel():
-        key = name, x.shape, x.stride(), x.dtype, largest
+        key = name, x.shape, x.stride(), x.dtype, largest, places
         launcher = plan.derived(key, lambda: _launcher(x, tables, largest))
         with current_device(x):
-            launcher([x, values, places])
-    return [values, places]
+            launcher([x, values, found[0] if places else None])
+    return [values, *found]
 
 
 def _launcher(x: Tensor, tables: tuple[Tensor, Tensor | None], largest: bool) -> Launcher:

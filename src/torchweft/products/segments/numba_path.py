@@ -18,8 +18,8 @@ SERIAL = 100_000
 """Comparisons below which one thread is faster."""
 
 
-def extreme_numba(x: Tensor, plan: Plan, largest: bool) -> list[Tensor]:
-    """Values and places, see `torchweft.products.segments.operator`.
+def extreme_numba(x: Tensor, plan: Plan, largest: bool, places: bool) -> list[Tensor]:
+    """Values and places, see `torchweft.products.segments.operator`; places cost little here.
 
     16-bit numbers are widened first, and integers; rows that are not contiguous are copied.
     """
@@ -29,9 +29,9 @@ def extreme_numba(x: Tensor, plan: Plan, largest: bool) -> list[Tensor]:
     wide = accumulator(x.dtype) if x.is_floating_point() else torch.int64
     rows = x.detach().resolve_neg().to(wide).contiguous()
     values = rows.new_full((table.num_rows, x.shape[1]), fill_of(x.dtype, largest))
-    places = torch.full(values.shape, x.shape[0])
+    found = torch.full(values.shape, x.shape[0])
     tables = plan.derived("bounds and order", lambda: _complete(plan))
-    arrays = [as_array(t) for t in (*tables, rows, values, places)]
+    arrays = [as_array(t) for t in (*tables, rows, values, found)]
     if rows.numel():
         share(
             lambda first, last: extreme(first, last, largest, *arrays),
@@ -40,7 +40,7 @@ def extreme_numba(x: Tensor, plan: Plan, largest: bool) -> list[Tensor]:
     if recording():
         room = rows.nbytes * (rows.data_ptr() != x.data_ptr())
         record(Launch("numba", "extreme", {}, table.num_rows, room))
-    return [values.to(x.dtype), places]
+    return [values.to(x.dtype), found]
 
 
 def _complete(plan: Plan) -> list[Tensor]:
