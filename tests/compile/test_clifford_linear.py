@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.compile.conftest import Check
 from torchweft.clifford import kernels
-from torchweft.clifford.matrices import launch
+from torchweft.clifford.matrices import launch, mixed_launch
 from torchweft.testing.compiler import TARGETS, Build
 
 
@@ -72,10 +72,40 @@ def meet() -> Build:
     return Build(kernels.meet_kernel, types, constants, options, (), False, False)
 
 
+def maps(dtype: str, turned: bool, precision: str = "ieee") -> Build:
+    """The maps of multivectors of 16 features, or their gradient."""
+    tile = mixed_launch.maps_tile(32)
+    types = dict.fromkeys(("x_ptr", "w_ptr", "first_ptr", "z_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("terms_ptr", "starts_ptr", "columns_ptr"), "*i32")
+    aligned = ("F", "G", "stride_xb", "stride_xr", "stride_fr")
+    types |= dict.fromkeys(("R", *aligned), "i32")
+    constants: dict[str, Any] = {"stride_xf": 1, "BLADES": 16, "ENDS": 2, "TURNED": turned}
+    constants |= {"PRECISION": precision}
+    constants |= dict(zip(("BLOCK_R", "BLOCK_F", "BLOCK_G"), tile.blocks, strict=True))
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return Build(kernels.maps_kernel, types, constants, options, aligned)
+
+
+def map_weights(dtype: str, precision: str = "ieee") -> Build:
+    """The gradient of their matrices, and of biases."""
+    tile = mixed_launch.weights_tile(32, 32)
+    types = dict.fromkeys(("x_ptr", "y_ptr", "sums_ptr"), f"*{dtype}") | {"part_ptr": "*fp32"}
+    types |= dict.fromkeys(("terms_ptr", "starts_ptr", "columns_ptr"), "*i32")
+    aligned = ("F", "G", "stride_xb", "stride_xr", "stride_yb", "stride_yr", "stride_sr")
+    types |= dict.fromkeys(("R", "numbers", "before", *aligned), "i32")
+    constants: dict[str, Any] = {"stride_xf": 1, "stride_yf": 1, "MAPS": 9, "PARTS": 8}
+    constants |= {"PRECISION": precision}
+    constants |= dict(zip(("BLOCK_R", "BLOCK_F", "BLOCK_G"), tile.blocks, strict=True))
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return Build(kernels.map_weights_kernel, types, constants, options, aligned)
+
+
 CASES = {
     "rows, bf16, sm_90": (rows("bf16", 512, False, False), "sm_90"),
     "rows, bf16, narrow, sm_90": (rows("bf16", 128, False, False), "sm_90"),
     "rows, fp16, turned, biased, sm_90": (rows("fp16", 512, True, True), "sm_90"),
+    "maps, tf32, sm_90": (maps("fp32", False, "tf32"), "sm_90"),
+    "gradient of their weights, tf32, sm_90": (map_weights("fp32", "tf32"), "sm_90"),
     **{
         f"{name}, {target}": (build, target)
         for name, build in (
@@ -83,6 +113,11 @@ CASES = {
             ("sums, bf16", sums("bf16")),
             ("turn", turn()),
             ("meet", meet()),
+            ("maps", maps("fp32", False)),
+            ("maps, bf16", maps("bf16", False)),
+            ("gradient of maps", maps("fp32", True)),
+            ("gradient of their weights", map_weights("fp32")),
+            ("gradient of their weights, bf16", map_weights("bf16")),
         )
         for target in ("sm_80", "sm_90", "gfx942")
     },

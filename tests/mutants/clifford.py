@@ -15,6 +15,8 @@ CEGNN_NETWORKS = "tests/integration/test_clifford_cegnn_networks.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
 CONNECTED = "tests/contract/test_clifford_fc_kernels.py"
+MIXED = "tests/contract/test_clifford_mixed.py"
+LAUNCHES = "tests/contract/test_clifford_launches.py"
 
 MUTANTS = [
     Mutant(
@@ -233,5 +235,73 @@ MUTANTS = [
         "setattr(matmul, str(reduction), (True, split_k))",
         "setattr(matmul, str(reduction), (False, split_k))",
         HOST,
+    ),
+    Mutant(
+        "terms of a joint map forget their signs",
+        "signed = (w * sign).to(x.dtype)",
+        "signed = w.to(x.dtype)",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "what scalars add to the last blade is what they add to the scalar",
+        "place = row * stride_fr + (ENDS * g + (blade > 0))[None, :]",
+        "place = row * stride_fr + (ENDS * g)[None, :]",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "the weights' gradient of a joint map leaves out its last row",
+        "end = tl.minimum(begin + tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R, R)",
+        "end = tl.minimum(begin + tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R, R - 1)",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "sums over rows of a joint map's biases take the rows of all parts",
+        "acc += tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)\n    tl.store(z_ptr",
+        "acc = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)\n    tl.store(z_ptr",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "a joint map's columns are those of its first map",
+        "(lines * begin + column, count)",
+        "(column, count)",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "a joint map overlooks hooks",
+        "type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks",
+        "type(m) is nn.Linear",
+        f"{MIXED} -k plain",
+        kernels=True,
+    ),
+    Mutant(
+        "the joint operator of products and joins forgets GATr's signs",
+        "signs = [(-1) ** g if algebra.n % 2 == 0 else 1 for g in algebra.grades]",
+        "signs = [1 for g in algebra.grades]",
+        "tests/integration/test_clifford_checkpoints.py",
+    ),
+    Mutant(
+        "the gate of GELU has no cubic term",
+        "multiply(const(0.044715), t, t, t)",
+        "multiply(const(0.0), t, t, t)",
+        f"{MIXED} -k layers",
+        kernels=True,
+    ),
+    Mutant(
+        "weights of distances stand head by head",
+        "every = weights.to(q.dtype).expand(heads, width).mT.reshape(1, -1)",
+        "every = weights.to(q.dtype).expand(heads, width).reshape(1, -1)",
+        f"{LAYERS} -k attention",
+    ),
+    Mutant(
+        "queries, keys and values are computed apart",
+        "keys = [(id(x), id(scalars)) for x, scalars in given]",
+        "keys = [(i, 0) for i in range(len(given))]",
+        LAUNCHES,
+        kernels=True,
     ),
 ]

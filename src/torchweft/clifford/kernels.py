@@ -17,7 +17,15 @@ far below the largest lose bits that TF32 keeps, and to watch for them takes 12 
 import triton
 import triton.language as tl
 
-__all__ = ["meet_kernel", "rows_kernel", "sum_kernel", "sum_partials_kernel", "turn_kernel"]
+__all__ = [
+    "map_weights_kernel",
+    "maps_kernel",
+    "meet_kernel",
+    "rows_kernel",
+    "sum_kernel",
+    "sum_partials_kernel",
+    "turn_kernel",
+]
 
 
 @triton.jit
@@ -169,3 +177,118 @@ def sum_partials_kernel(
         sums += tl.load(partial_ptr + n.to(tl.int64) * columns + c, mask=inside, other=0.0)
     z = tl.expand_dims(tl.sum(sums, 0), 0)
     tl.store(z_ptr + c, z, mask=c < columns)
+
+
+@triton.jit(do_not_specialize=["R"])
+def maps_kernel(
+    x_ptr, w_ptr, first_ptr, z_ptr, terms_ptr, starts_ptr, columns_ptr, R, F, G,
+    stride_xb, stride_xr, stride_xf, stride_fr,
+    BLADES: tl.constexpr, ENDS: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """z_j[g] = Σ_t sign_t · Σ_f x_(i of t)[f] · W[map of t, f, g] over the terms t of blade j.
+
+    x: (BLADES, R, F), z: contiguous (BLADES, R, G).  With TURNED, W[map, g, f].  At the ends, the
+    scalar and with ENDS = 2 the last blade, first[r, ENDS · g + end] is added, unless it is None.
+    A program computes some rows and features of one blade; the matrices come from the cache.
+    columns: for each column of W, over all its parts, the place of its first number and the
+    distance to the next; see `matrices/mixed.py`.
+    """
+    across = tl.cdiv(G, BLOCK_G)
+    blade = tl.program_id(0) // across % BLADES
+    r = tl.program_id(0) // across // BLADES * BLOCK_R + tl.arange(0, BLOCK_R)
+    g = tl.program_id(0) % across * BLOCK_G + tl.arange(0, BLOCK_G)
+    row = r.to(tl.int64)[:, None]
+    acc = tl.zeros((BLOCK_R, BLOCK_G), tl.float32)
+    for t in range(tl.load(starts_ptr + blade), tl.load(starts_ptr + blade + 1)):
+        source = tl.load(terms_ptr + 3 * t).to(tl.int64)
+        of_map = tl.load(terms_ptr + 3 * t + 1)
+        sign = tl.load(terms_ptr + 3 * t + 2)
+        for start in range(0, F, BLOCK_F):
+            f = start + tl.arange(0, BLOCK_F)
+            place = source * stride_xb + row * stride_xr + f.to(tl.int64)[None, :] * stride_xf
+            x = tl.load(x_ptr + place, mask=(r < R)[:, None] & (f < F)[None, :], other=0.0)
+            inside = (f < F)[:, None] & (g < G)[None, :]
+            if TURNED:  # columns run along f
+                column = tl.load(columns_ptr + 2 * f, mask=f < F, other=0)[:, None]
+                stride = tl.load(columns_ptr + 2 * f + 1, mask=f < F, other=0)[:, None]
+                at = column + (of_map * G + g)[None, :] * stride
+            else:
+                column = tl.load(columns_ptr + 2 * g, mask=g < G, other=0)[None, :]
+                stride = tl.load(columns_ptr + 2 * g + 1, mask=g < G, other=0)[None, :]
+                at = column + (of_map * F + f)[:, None] * stride
+            w = tl.load(w_ptr + at, mask=inside, other=0.0)
+            signed = (w * sign).to(x.dtype)
+            acc = tl.dot(x, signed, acc, input_precision=PRECISION)
+    mask = (r < R)[:, None] & (g < G)[None, :]
+    if first_ptr is not None:
+        at_end = (blade == 0) | ((ENDS == 2) & (blade == BLADES - 1))
+        place = row * stride_fr + (ENDS * g + (blade > 0))[None, :]
+        acc += tl.load(first_ptr + place, mask=mask & at_end, other=0.0).to(tl.float32)
+    to = z_ptr + (blade.to(tl.int64) * R + row) * G + g[None, :]
+    tl.store(to, acc.to(z_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["R"])
+def map_weights_kernel(
+    x_ptr, y_ptr, sums_ptr, part_ptr, terms_ptr, starts_ptr, columns_ptr, R, F, G, numbers, before,
+    stride_xb, stride_xr, stride_xf, stride_yb, stride_yr, stride_yf, stride_sr,
+    MAPS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """part[p, m, f, g] = Σ_t sign_t · Σ_r x_(i of t)[r, f] · y_(j of t)[r, g], terms t of map m.
+
+    A program sums some rows, part p, for some features of one map; `sum_partials_kernel` adds the
+    parts.  The numbers of a part lie as those of W of `maps_kernel`.  After them come sums over
+    the rows of sums (R, numbers − before), unless it is None, by programs of their own.
+    """
+    across, down = tl.cdiv(G, BLOCK_G), tl.cdiv(F, BLOCK_F)
+    pid = tl.program_id(0)
+    part = pid % PARTS
+    begin = part * tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R
+    end = tl.minimum(begin + tl.cdiv(tl.cdiv(R, PARTS), BLOCK_R) * BLOCK_R, R)
+    part_ptr += part.to(tl.int64) * numbers
+    tile = pid // PARTS
+    if tile >= MAPS * down * across:
+        if sums_ptr is not None:
+            column = (tile - MAPS * down * across) * BLOCK_G + tl.arange(0, BLOCK_G)
+            _sum_rows(sums_ptr, part_ptr + before, column, begin, end, numbers - before, stride_sr,
+                      BLOCK_R, BLOCK_G)  # fmt: skip
+        return
+    g = tile % across * BLOCK_G + tl.arange(0, BLOCK_G)
+    f = tile // across % down * BLOCK_F + tl.arange(0, BLOCK_F)
+    of_map = tile // across // down
+    acc = tl.zeros((BLOCK_F, BLOCK_G), tl.float32)
+    for t in range(tl.load(starts_ptr + of_map), tl.load(starts_ptr + of_map + 1)):
+        source = tl.load(terms_ptr + 3 * t).to(tl.int64)
+        target = tl.load(terms_ptr + 3 * t + 1).to(tl.int64)
+        sign = tl.load(terms_ptr + 3 * t + 2)
+        for start in range(begin, end, BLOCK_R):
+            r = start + tl.arange(0, BLOCK_R)
+            row = r.to(tl.int64)
+            of_x = source * stride_xb + row[None, :] * stride_xr
+            of_x += f.to(tl.int64)[:, None] * stride_xf
+            of_y = target * stride_yb + row[:, None] * stride_yr
+            of_y += g.to(tl.int64)[None, :] * stride_yf
+            x = tl.load(x_ptr + of_x, mask=(f < F)[:, None] & (r < end)[None, :], other=0.0)
+            y = tl.load(y_ptr + of_y, mask=(r < end)[:, None] & (g < G)[None, :], other=0.0)
+            acc = tl.dot((x * sign).to(y.dtype), y, acc, input_precision=PRECISION)
+    column = tl.load(columns_ptr + 2 * g, mask=g < G, other=0)[None, :]
+    stride = tl.load(columns_ptr + 2 * g + 1, mask=g < G, other=0)[None, :]
+    to = part_ptr + column + (of_map * F + f)[:, None] * stride
+    tl.store(to, acc, mask=(f < F)[:, None] & (g < G)[None, :])
+
+
+@triton.jit
+def _sum_rows(
+    x_ptr, z_ptr, column, begin, end, columns, stride_r,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """z[c] = Σ_r x[r, c], begin ≤ r < end."""
+    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(begin, end, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        mask = (r < end)[:, None] & (column < columns)[None, :]
+        place = r.to(tl.int64)[:, None] * stride_r + column[None, :]
+        acc += tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(z_ptr + column, tl.sum(acc, 0), mask=column < columns)

@@ -6,7 +6,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -15,7 +15,13 @@ from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.calls import RowFunction, program_rows
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
 from torchweft.core.operators.operands import as_given
 from torchweft.errors import ShapeError
 
@@ -27,9 +33,6 @@ __all__ = [
     "SelfAttention",
     "geometric_attention",
 ]
-
-Pair = tuple[Tensor, Tensor]
-"""Multivectors and scalars."""
 
 Widths = tuple[int, int]
 """Features of multivectors, and of scalars."""
@@ -123,12 +126,10 @@ def geometric_attention(
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
-    options = algebra, 0, backend
-    queries = _features((q,), *options, "queries", float(eps))
-    keys = _features((k,), *options, "keys", float(eps)) if 0 in algebra.metric else k
-    if weights is not None and algebra.metric.count(0) == 1:
-        inner, distances = torch.split(queries, [len(queries) - algebra.n - 1, algebra.n + 1])
-        queries = torch.cat([inner, (distances * weights.unsqueeze(-2)).to(inner.dtype)])
+    weighted = weights is not None and algebra.metric.count(0) == 1
+    options = algebra, backend, float(eps)
+    queries = _of_heads(q, weights if weighted else None, *options)
+    keys = _features((k,), algebra, 0, backend, "keys", float(eps)) if 0 in algebra.metric else k
     query, key = _with_scalars(queries, q_scalars), _with_scalars(keys, k_scalars)
     value = _with_scalars(v, v_scalars)
     if mask is not None:
@@ -167,10 +168,36 @@ def _with_scalars(features: Tensor, scalars: Tensor) -> Tensor:
     return torch.cat([*features.unbind(0), scalars.to(features.dtype).expand(*shape, -1)], -1)
 
 
+def _of_heads(
+    q: Tensor, weights: Tensor | None, algebra: Algebra, backend: str | None, eps: float
+) -> Tensor:
+    """What queries are made of, (C, batch…, heads, items, F), by weights (heads, F) if any.
+
+    The heads become features, as which they come out of a linear map.
+    """
+    if weights is None:
+        return _features((q,), algebra, 0, backend, "queries", eps)
+    if q.dim() == 3:  # without heads
+        return _of_heads(q.unsqueeze(1), weights, algebra, backend, eps).squeeze(1)
+    heads, width = q.shape[-3], q.shape[-1]
+    every = weights.to(q.dtype).expand(heads, width).mT.reshape(1, -1)
+    rows = q.movedim(-3, -1).flatten(-2)
+    z = _weighted((rows, every), algebra, 0, backend, "queries", eps)
+    return z.view(*z.shape[:-1], width, heads).movedim(-1, -3)
+
+
 _features = RowFunction(
     program_rows("attention", lambda algebra, side, eps: (side, eps.hex())), "x", as_given
 )
 """What queries, or keys, are made of: (C, batch…, heads, items, F)."""
+
+_weighted = RowFunction(
+    program_rows("attention", lambda algebra, side, eps: (side, eps.hex(), "weighted")),
+    "x",
+    as_given,
+    weight="1 F",
+)
+"""The same with a weight (1, F) of the distances."""
 
 
 def four_dims(x: Tensor) -> Tensor:
@@ -349,14 +376,10 @@ class _Attention(nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def _attend(self, queries: Pair, keys: Pair, values: Pair, mask: Tensor | None) -> Pair:
-        (q, q_s), (k, k_s), (v, v_s) = (
-            self._heads(*linear(*given))
-            for linear, given in (
-                (self.q_linear, queries),
-                (self.k_linear, keys),
-                (self.v_linear, values),
-            )
-        )
+        heads = [self._heads(*found) for found in self._mapped(queries, keys, values)]
+        if self.norm_qkv is not None:
+            heads = _together(self.norm_qkv, heads)
+        (q, q_s), (k, k_s), (v, v_s) = heads
         if self.rotary is not None:
             q_s, k_s = self.rotary(q_s), self.rotary(k_s)
         weights = None if self.log_weights is None else self.log_weights.exp()
@@ -372,17 +395,26 @@ class _Attention(nn.Module):
         out: Pair = self.dropout(*self.out_linear(h.movedim(0, self.blade_dim), t))
         return out
 
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+    def _mapped(self, *given: Pair) -> list[Pair]:
+        """What queries, keys and values are made of: maps of one input are computed together."""
+        maps = self.q_linear, self.k_linear, self.v_linear
+        found: dict[tuple[int, int], Iterator[Pair]] = {}
+        keys = [(id(x), id(scalars)) for x, scalars in given]
+        for key, pair in zip(keys, given, strict=True):
+            if key not in found:
+                of_pair = [m for m, other in zip(maps, keys, strict=True) if other == key]
+                found[key] = iter(joined(of_pair, *pair))
+        return [next(found[key]) for key in keys]
+
+    def _heads(self, x: Tensor, scalars: Tensor) -> Pair:
         """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""
-        split = [
+        of_x, of_scalars = (
             torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
             if hidden
             else y.unsqueeze(-3)  # without scalars
             for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
-        ]
-        if self.norm_qkv is not None:
-            split = list(self.norm_qkv(*split))
-        return split
+        )
+        return of_x, of_scalars
 
     def _joined(self, x: Tensor, scalars: Tensor, extra: Pair | None) -> Pair:
         """Features, and after them those that enter the attention alone."""
@@ -390,6 +422,15 @@ class _Attention(nn.Module):
             return x, scalars
         features = -1 if self.blade_dim == 0 else -2
         return torch.cat([x, extra[0]], features), torch.cat([scalars, extra[1]], -1)
+
+
+def _together(norm: EquiLayerNorm, heads: list[Pair]) -> list[Pair]:
+    """Queries, keys and values after a norm; of one shape, they are normed in one call."""
+    if len({x.shape for x, _ in heads}) > 1:
+        return [norm(*pair) for pair in heads]
+    x, scalars = zip(*heads, strict=True)
+    y, t = norm(torch.stack(x, 1), torch.stack(scalars))
+    return list(zip(y.unbind(1), t.unbind(), strict=True))
 
 
 class SelfAttention(_Attention):

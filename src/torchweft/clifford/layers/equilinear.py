@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,17 @@ from torch.nn import functional
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.calls import RowFunction, program_rows
+from torchweft.clifford.calls import RowFunction, backend_for, program_rows
 from torchweft.clifford.layers.basic import MultivectorModule
-from torchweft.core.operators.operands import widened
+from torchweft.clifford.matrices import mixed
+from torchweft.clifford.matrices.terms import Map, moves
+from torchweft.core.operators.operands import narrowed, same_kind, widened
 from torchweft.errors import ShapeError
 
 __all__ = ["EquiLayerNorm", "EquiLinear", "GradeDropout", "MixedLinear"]
 
-Map = tuple[tuple[int, int, int], ...]
-"""Blades (source, target, sign) of an equivariant map that takes a grade elsewhere."""
+Pair = tuple[Tensor, Tensor]
+"""Multivectors and scalars."""
 
 
 class EquiLinear(MultivectorModule):
@@ -80,14 +83,12 @@ class EquiLinear(MultivectorModule):
             )
         self.in_features, self.out_features = in_features, out_features
         self.pseudoscalar = pseudoscalar
-        moves = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
-        if pseudoscalar:
-            moves.append(_times_pseudoscalar(algebra))
-        for k, move in enumerate(moves):
+        moved = moves(algebra, pseudoscalar)
+        for k, move in enumerate(moved):
             for name, table in zip(("source", "target", "signs"), _tables(move), strict=True):
                 self.register_buffer(f"_{name}{k}", table, persistent=False)
-        self._maps = [algebra.n + 1, *map(len, moves)]
-        self._moved = sum(len(of) for move in moves for of in move)
+        self._maps = [algebra.n + 1, *map(len, moved)]
+        self._moved = sum(len(of) for move in moved for of in move)
         self.weight = nn.Parameter(torch.empty(sum(self._maps), in_features, out_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()
@@ -136,6 +137,10 @@ class MixedLinear(nn.Module):
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
+
+    Cost: on a GPU, with scalars, up to 256 features in and out and except in float64: two matrix
+    products and one kernel over the blades, the gradient four and three.  Elsewhere, and where a
+    linear layer inside has hooks or an adapter in its place: that of its parts.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
 
@@ -194,6 +199,10 @@ class MixedLinear(nn.Module):
         Returns:
             (B, batch…, F_out) and (batch…, S_out).
         """
+        return joined((self,), x, scalars)[0]
+
+    def _check(self, x: Tensor, scalars: Tensor) -> None:
+        """Raise ShapeError unless both have the layout and the numbers of features."""
         if scalars.shape[-1] != self.in_scalars:
             raise ShapeError(
                 f"scalars is {tuple(scalars.shape)}: MixedLinear needs (batch…, "
@@ -201,6 +210,9 @@ class MixedLinear(nn.Module):
                 f"in_scalars={scalars.shape[-1]}."
             )
         self.mvs2mvs.check(x, self.mvs2mvs.in_features)
+
+    def _by_parts(self, x: Tensor, scalars: Tensor) -> Pair:
+        """`forward`, by the layers that it is made of."""
         first = x.movedim(self.blade_dim, 0)
         y = self.mvs2mvs.of_blades(first)
         if self.in_scalars:
@@ -211,6 +223,10 @@ class MixedLinear(nn.Module):
             return y, scalars[..., :0]
         t = self.mvs2s(first.index_select(0, self._ends).movedim(0, -1).flatten(-2))
         return y, t + self.s2s(scalars) if self.in_scalars else t
+
+    def _linear_layers(self) -> dict[str, Any]:
+        """Those that scalars take part in, by their names."""
+        return {name: m for name, m in self.named_children() if name != "mvs2mvs"}
 
     def start_near_one(self) -> None:
         """The scalar's bias is 1: a product with the result reaches its other factor."""
@@ -225,6 +241,73 @@ class MixedLinear(nn.Module):
             return scalars
         first = x.movedim(self.blade_dim, 0)
         return first.new_zeros(*first.shape[1:-1], 0)
+
+
+def joined(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> list[Pair]:
+    """The results of several maps of one input; on a GPU, of one operator.
+
+    Args:
+        maps: of one algebra, layout and backend, with the same numbers of features and scalars in.
+        x: multivectors (B, batch…, F_in).
+        scalars: (batch…, S_in).
+    """
+    for of in maps:
+        of._check(x, scalars)
+    first = maps[0]
+    features = [of.mvs2mvs.out_features for of in maps]
+    if not (all(map(_is_plain, maps)) and _by_kernels(first, x, sum(features))):
+        return [of._by_parts(x, scalars) for of in maps]
+    row = torch.cat([p.reshape(-1) for p in _parameters(maps)])
+    x, scalars, row = same_kind(narrowed, x=x.movedim(first.blade_dim, 0), scalars=scalars, row=row)
+    widths = [of.out_scalars for of in maps]
+    y, t = mixed.mixed(
+        x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1),
+        scalars.reshape(-1, scalars.shape[-1]),
+        row,
+        algebra=first.mvs2mvs.algebra,
+        pseudoscalar=first.mvs2mvs.pseudoscalar,
+        features=features,
+        s_out=sum(widths),
+        bias=first.s2mvs.bias is not None,
+    )
+    batch = x.shape[1:-1]
+    return [
+        (
+            y.view(len(y), *batch, y.shape[-1]).movedim(0, first.blade_dim),
+            t.view(*batch, t.shape[-1]),
+        )
+        for y, t in zip(_parted(y, features), _parted(t, widths), strict=True)
+    ]
+
+
+def _parted(x: Tensor, widths: list[int]) -> Sequence[Tensor]:
+    return (x,) if len(widths) == 1 else torch.split(x, widths, -1)
+
+
+def _parameters(maps: Sequence[MixedLinear]) -> Iterator[Tensor]:
+    """The parameters in the order of a row of `mixed`."""
+    yield from (of.mvs2mvs.weight for of in maps)
+    layers = [of._linear_layers() for of in maps]
+    for name in ("s2mvs", "mvs2s"):
+        biases = (of[name].bias for of in layers if name in of)
+        yield from (bias for bias in biases if bias is not None)
+    for name in ("s2mvs", "s2s", "mvs2s"):
+        yield from (of[name].weight for of in layers if name in of)
+
+
+def _is_plain(of: MixedLinear) -> bool:
+    """Whether its layers are nothing but their parameters: no adapter, quantisation or hook."""
+    layers = of._linear_layers().values()
+    return all(
+        type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in layers
+    )
+
+
+def _by_kernels(of: MixedLinear, x: Tensor, features: int) -> bool:
+    """Whether the joint operator computes a map, and others, to so many features."""
+    inner = of.mvs2mvs
+    served = of.in_scalars > 0 and mixed.serves(x, inner.in_features, features)
+    return served and backend_for(inner.backend, inner.algebra, (x,)) == "triton"
 
 
 class EquiLayerNorm(MultivectorModule):
@@ -279,9 +362,9 @@ class EquiLayerNorm(MultivectorModule):
         given = (x, self.weight), self.algebra, self.blade_dim, self.backend
         y = _layer_norm(*given, self.eps, self.weight is not None).to(x.dtype)
         if scalars.shape[-1]:
-            scalars = functional.layer_norm(scalars, scalars.shape[-1:])
-        if self.scalar_weight is not None:
-            scalars = scalars * self.scalar_weight.to(scalars.dtype)
+            own = self.scalar_weight
+            gains = None if own is None else own.to(scalars.dtype)
+            scalars = functional.layer_norm(scalars, scalars.shape[-1:], gains)
         return y, scalars
 
 
@@ -349,32 +432,6 @@ class GradeDropout(MultivectorModule):
         kept = functional.dropout(first.new_ones(*first.shape[1:], self.algebra.n + 1), self.p)
         factors = kept.index_select(-1, self._grades).movedim(-1, 0)
         return self.blades_back(first * factors), functional.dropout(scalars, self.p)
-
-
-def _times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
-    """e_i⟨x⟩_g for g < n: blades without e_i, grade by grade."""
-    vector = 1 << i
-    return tuple(
-        tuple(
-            (j, algebra.positions[blade | vector], algebra.sign(vector, blade))
-            for j in blades
-            if not (blade := algebra.blades[j]) & vector
-        )
-        for blades in algebra.of_grade[:-1]
-    )
-
-
-def _times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
-    """⟨x⟩_g e_1…n for all grades g."""
-    whole = algebra.blades[-1]
-    return tuple(
-        tuple(
-            (j, algebra.positions[blade ^ whole], sign)
-            for j in blades
-            if (sign := algebra.sign(blade := algebra.blades[j], whole))
-        )
-        for blades in algebra.of_grade
-    )
 
 
 def _tables(move: tuple[Map, ...]) -> tuple[Tensor, Tensor, Tensor]:

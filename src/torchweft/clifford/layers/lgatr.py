@@ -17,14 +17,19 @@ from torchweft.clifford.algebra import SPACETIME
 from torchweft.clifford.layers.attention import (
     LGATrAttention,
     LGATrCrossAttention,
-    Pair,
     Reinserted,
     Reinsertion,
     Widths,
     added,
     check_origin,
 )
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
 from torchweft.clifford.layers.transformers import ScalarGatedNonlinearity
 from torchweft.errors import ShapeError
 
@@ -164,7 +169,8 @@ class LGATrMLP(nn.Module):
 
     def _product(self, x: Tensor, scalars: Tensor) -> Pair:
         layout: dict[str, Any] = {"blade_dim": self.blade_dim, "backend": self.backend}
-        left, right = (linear(x, scalars)[0] for linear in (self.linear_left, self.linear_right))
+        maps = self.linear_left, self.linear_right
+        left, right = (y for y, _ in joined(maps, x, scalars))
         product = functions.geometric_product(left, right, SPACETIME, **layout)
         if not self.bivectors:
             product = functions.grade_project(product, (0, 1, 3, 4), SPACETIME, **layout)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchweft.clifford.layers.attention import Pair, Widths, added, check_origin, four_dims
+from torchweft.clifford.layers.attention import Widths, added, check_origin, four_dims
+from torchweft.clifford.layers.equilinear import Pair
 from torchweft.clifford.layers.transformers import activations_of
 from torchweft.errors import ShapeError
 

@@ -7,7 +7,7 @@ plain scalars (batch…, items, S).  `from_gatr` converts the original's checkpo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.calls import backend_on
+from torchweft.clifford.calls import RowFunction, backend_for, backend_on, program_rows
 from torchweft.clifford.layers.attention import (
-    Pair,
     Reinserted,
     Reinsertion,
     SelfAttention,
@@ -26,7 +25,15 @@ from torchweft.clifford.layers.attention import (
     added,
     check_origin,
 )
-from torchweft.clifford.layers.equilinear import EquiLayerNorm, GradeDropout, linear_maps
+from torchweft.clifford.layers.equilinear import (
+    EquiLayerNorm,
+    GradeDropout,
+    Pair,
+    joined,
+    linear_maps,
+)
+from torchweft.clifford.programs import operator, programs
+from torchweft.core.operators.operands import as_given, narrowed, same_kind
 from torchweft.errors import ShapeError
 
 __all__ = [
@@ -110,8 +117,7 @@ def equivariant_join(
         >>> clifford.equivariant_join(x, x, x.mean((-2, -1), keepdim=True)).shape
         torch.Size([16, 10, 8])
     """
-    body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
-    orientation = reference.movedim(blade_dim, 0)[algebra.positions[body]].unsqueeze(blade_dim)
+    orientation = _orientation(reference.movedim(blade_dim, 0), algebra).unsqueeze(blade_dim)
     return orientation * join(x, y, algebra, blade_dim=blade_dim, backend=backend)
 
 
@@ -142,6 +148,9 @@ def activations_of(name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Ten
     return _ACTIVATIONS[name]
 
 
+_gelu_tanh = RowFunction(program_rows("gelu_tanh"), "x", as_given)
+
+
 class ScalarGatedNonlinearity(nn.Module):
     """f(x₀) · x, and f of the scalars.
 
@@ -149,7 +158,7 @@ class ScalarGatedNonlinearity(nn.Module):
         activation: f: "gelu" as in GATr and L-GATr 1 (tanh formula for the gates, the exact one for
             scalars), "gelu_tanh" as in L-GATr 2 (for both), "relu", "sigmoid", "silu" or "tanh".
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: "triton", "numba", "torch" or None; gates are torch's own on every backend.
+        backend: "triton", "numba", "torch" or None; gates are torch's own but for GELU by Triton.
 
     Example:
         >>> import torch
@@ -177,8 +186,12 @@ class ScalarGatedNonlinearity(nn.Module):
         Returns:
             Tensors of the shapes of x and scalars.
         """
-        backend_on(self.backend, x.device.type)
+        backend = backend_on(self.backend, x.device.type)
         of_gates, of_scalars = activations_of(self.activation)
+        if backend == "triton" and of_gates is _GELU_TANH:
+            # the gate reads the scalar alone: any algebra of as many blades is the same
+            algebra = Algebra((1,) * (x.shape[self.blade_dim].bit_length() - 1))
+            return _gelu_tanh((x,), algebra, self.blade_dim, backend), of_scalars(scalars)
         return of_gates(x.narrow(self.blade_dim, 0, 1)) * x, of_scalars(scalars)
 
     def _load_from_state_dict(
@@ -250,17 +263,30 @@ class GeometricBilinear(nn.Module):
             (B, batch…, F_out) and (batch…, S_out).
         """
         maps = self.linear_left, self.linear_right, self.linear_join_left, self.linear_join_right
-        a, b, c, d = (linear(x, scalars)[0] for linear in maps)
-        blade_dim, backend = self.blade_dim, self.backend
-        product = functions.geometric_product(
-            a, b, self.algebra, blade_dim=blade_dim, backend=backend
-        )
-        joined = equivariant_join(
-            c, d, reference, self.algebra, blade_dim=blade_dim, backend=backend
-        )
-        both = torch.cat([product, joined], -1 if blade_dim == 0 else -2)
-        out: Pair = self.linear_out(both, scalars)
+        factors = [y.movedim(self.blade_dim, 0) for y, _ in joined(maps, x, scalars)]
+        both = _products(factors, reference.movedim(self.blade_dim, 0), self.algebra, self.backend)
+        out: Pair = self.linear_out(both.movedim(0, self.blade_dim), scalars)
         return out
+
+
+def _products(
+    factors: Sequence[Tensor], reference: Tensor, algebra: Algebra, backend: str | None
+) -> Tensor:
+    """a b and r · join(c, d), side by side, of a, b, c, d (B, batch…, F)."""
+    a, b, c, d = factors
+    orientation = _orientation(reference, algebra).expand(a.shape[1:]).unsqueeze(0)
+    given = same_kind(narrowed, a=a, b=b, c=c, d=d, reference=orientation)
+    rows = [x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1) for x in given]
+    rows[-1] = rows[-1].contiguous()
+    key = programs.key("bilinear", algebra)
+    found = operator.run(key, backend_for(backend, algebra, rows), *rows)
+    return torch.cat(found, -1).view(*a.shape[:-1], -1)
+
+
+def _orientation(reference: Tensor, algebra: Algebra) -> Tensor:
+    """r of `equivariant_join`, (batch…, F) of (B, batch…, F)."""
+    body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
+    return reference[algebra.positions[body]]
 
 
 class GeometricMLP(nn.Module):

@@ -6,7 +6,6 @@ First those of the fully connected product, then those of linear maps by grade.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from torchweft.core.printing.modules import written
 __all__ = [
     "arrange",
     "denormalise",
+    "launched",
     "meet",
     "normalise",
     "pairs",
@@ -50,22 +50,22 @@ __all__ = [
 Build = Callable[[tuple[Any, ...], tuple[int, ...]], Launcher]
 
 
-def _run(
+def launched(
     build: Build,
     variant: tuple[Any, ...],
     numbers: tuple[int, ...],
-    operands: Sequence[Tensor],
+    operands: Sequence[Tensor | None],
     workspace: int = 0,
 ) -> None:
-    """Launch the kernel of a variant with its counts and strides."""
-    with current_device(operands[0]):
-        dtypes = map(operator.attrgetter("dtype"), operands)
+    """Launch the kernel of a variant with its counts and strides; the first operand is a tensor."""
+    with current_device(operands[0]):  # type: ignore[arg-type]
+        dtypes = [None if t is None else t.dtype for t in operands]
         _cached(build, variant, numbers, *dtypes)(operands, workspace)
 
 
 @functools.lru_cache(maxsize=2048)
 def _cached(
-    build: Build, variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype
+    build: Build, variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype | None
 ) -> Launcher:
     """A launcher keeps compiled code, so dtypes are part of its key."""
     return build(variant, numbers)
@@ -97,7 +97,7 @@ def pairs(
     variant = (algebra, gated, scale is not None, _gluon(), "", finds)
     numbers = (*x.shape[1:], *x.stride(), *y.stride())
     operands = [x, y, t] if scale is None else [x, y, t, scale]
-    _run(_pairs_launcher, variant, numbers, operands, t.nbytes)
+    launched(_pairs_launcher, variant, numbers, operands, t.nbytes)
 
 
 def turn(
@@ -115,7 +115,7 @@ def turn(
     variant = (algebra, gated, factor is not None, _gluon(), wanted, False)
     numbers = (*x.shape[1:], *x.stride(), *y.stride(), outputs[0].stride(0))
     operands = [x, y, dt, *outputs] if factor is None else [x, y, dt, factor, *outputs]
-    _run(_pairs_launcher, variant, numbers, operands, dt.nbytes)
+    launched(_pairs_launcher, variant, numbers, operands, dt.nbytes)
 
 
 def _pairs_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
@@ -137,10 +137,10 @@ def row_scale(x: Tensor, y: Tensor | None, terms: int, scale: Tensor) -> None:
     """
     variant = ("scale_kernel", x.shape[0], "x" if y is None else "xy", terms, _gluon())
     if y is None:
-        _run(_row_launcher, variant, (*x.shape[1:], *x.stride()), [x, scale])
+        launched(_row_launcher, variant, (*x.shape[1:], *x.stride()), [x, scale])
     else:
         numbers = (*x.shape[1:], *x.stride(), *y.stride())
-        _run(_row_launcher, variant, numbers, [x, y, scale])
+        launched(_row_launcher, variant, numbers, [x, y, scale])
 
 
 def arrange(
@@ -154,12 +154,12 @@ def arrange(
     numbers = (paths * rows, features, rows, *w.stride(), 0 if scales is None else scales.numel())
     operands = [t for t in (w, order, scales, z, least) if t is not None]
     variant = ("arrange_kernel", scales is not None, least is not None, _gluon())
-    _run(_row_launcher, variant, numbers, operands)
+    launched(_row_launcher, variant, numbers, operands)
 
 
 def meet(bits: int, scale: Tensor, *others: Tensor) -> None:
     """See `meet_kernel`: all its tensors in order."""
-    _run(_meet_launcher, (bits,), (len(scale),), [scale, *others])
+    launched(_meet_launcher, (bits,), (len(scale),), [scale, *others])
 
 
 def _meet_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
@@ -178,7 +178,7 @@ def normalise(
     """z = o, without the scales of its rows and of all, over its size by grade; r = 1 / size."""
     variant = ("norm_kernel", algebra, norm, scales is not None, _gluon())
     numbers = (*o.shape[1:], z.stride(0), r.stride(0))
-    _run(_row_launcher, variant, numbers, [o, *(scales or ()), z, r])
+    launched(_row_launcher, variant, numbers, [o, *(scales or ()), z, r])
 
 
 def denormalise(
@@ -194,7 +194,7 @@ def denormalise(
     variant = ("denorm_kernel", algebra, norm, scale is not None, _gluon())
     numbers = (*go.shape[1:], *go.stride(), z.stride(0), r.stride(0))
     operands = [go, z, r, do] if scale is None else [go, z, r, do, scale]
-    _run(_row_launcher, variant, numbers, operands)
+    launched(_row_launcher, variant, numbers, operands)
 
 
 ROW_KERNELS = {"scale_kernel": scale_kernels, "arrange_kernel": arrange_kernels}
@@ -269,7 +269,7 @@ def sum_by_grade(partials: Tensor, n: int, parts: int, dtype: torch.dtype) -> Te
     """(blades · parts, F_in, F_out) → (n+1, F_in, F_out), the sums of each grade in fixed order."""
     sums = partials.new_empty((n + 1, *partials.shape[1:]), dtype=dtype)
     variant = ("sum_kernel", SUM_TILE, n + 1, n, parts)
-    _run(_grade_launcher, variant, (sums[0].numel(),), [partials, sums])
+    launched(_grade_launcher, variant, (sums[0].numel(),), [partials, sums])
     return sums
 
 
@@ -277,7 +277,7 @@ def turned(weight: Tensor) -> Tensor:
     """The matrices, transposed in memory, as a view of the shape that they had."""
     grades, f_in, f_out = weight.shape
     out = weight.new_empty(grades, f_out, f_in)
-    _run(_grade_launcher, ("turn_kernel", TURN_TILE, grades), (f_in, f_out), [weight, out])
+    launched(_grade_launcher, ("turn_kernel", TURN_TILE, grades), (f_in, f_out), [weight, out])
     return out.mT
 
 

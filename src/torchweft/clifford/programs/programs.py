@@ -8,6 +8,7 @@ builder, the metric, and its words: "product 1,1,1 geometric weighted", "rms_nor
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 from torchweft.clifford.algebra import Algebra
@@ -224,8 +225,32 @@ def _layer_norm(name: str, algebra: Algebra, eps: str, gains: str = "") -> Progr
     return Program(name, (x, w) if gains else (x,), _result(algebra, z))
 
 
-def _attention(name: str, algebra: Algebra, side: str, eps: str) -> Program:
-    """Features whose products, summed, are ⟨q̃k⟩₀ − d²: of "queries" or "keys".
+def _gelu_tanh(name: str, algebra: Algebra) -> Program:
+    """z = x times GELU of x₀ by its tanh formula, ½ t (1 + tanh u) = t σ(2u)."""
+    x = Operand("x", algebra.num_blades, ROWS)
+    t = x.leaves()[0]
+    cubic = t + multiply(const(0.044715), t, t, t)
+    gate = t * apply("sigmoid", const(2 * math.sqrt(2 / math.pi)) * cubic)
+    return Program(name, (x,), _result(algebra, tuple(gate * e for e in x.leaves())))
+
+
+def _bilinear(name: str, algebra: Algebra) -> Program:
+    """p = a b and q = r · join(c, d), r a number for each position."""
+    a, b, c, d = (Operand(letter, algebra.num_blades, ROWS) for letter in "abcd")
+    r = Operand("r", 1, ROWS)
+    product = _multiplied(algebra, "geometric", (a, b))
+    met = _multiplied(algebra, "regressive", (c, d))
+    signs = [(-1) ** g if algebra.n % 2 == 0 else 1 for g in algebra.grades]
+    joined = tuple(const(s) * r.leaves()[0] * e for s, e in zip(signs, met, strict=True))
+    outputs = (
+        Output(Operand(letter, algebra.num_blades, ROWS), components)
+        for letter, components in (("p", product), ("q", joined))
+    )
+    return Program(name, (a, b, c, d, r), tuple(outputs))
+
+
+def _attention(name: str, algebra: Algebra, side: str, eps: str, weighted: str = "") -> Program:
+    """Features whose products, summed, are ⟨q̃k⟩₀ − w d²: of "queries", with w, or "keys".
 
     With one null vector, p ↦ p p₀/(p₀² + eps) are points and φ(q)·ψ(k) = −Σ (q_i k₀ − q₀ k_i)²,
     φ(q) = (Σ q_i², q₀², q₀q_i), ψ(k) = (−k₀², −Σ k_i², 2k₀k_i).
@@ -248,7 +273,12 @@ def _attention(name: str, algebra: Algebra, side: str, eps: str) -> Program:
             found += [squares, own * own, *(own * e for e in point)]
         else:
             found += [-(own * own), -squares, *(const(2) * own * e for e in point)]
-    return Program(name, (x,), (Output(Operand("z", len(found), ROWS), tuple(found)),))
+    w = Operand("w", 1, FEATURES)
+    if weighted:
+        distances = algebra.n + 1
+        found = [*found[:-distances], *(w.leaves()[0] * e for e in found[-distances:])]
+    operands = (x, w) if weighted else (x,)
+    return Program(name, operands, (Output(Operand("z", len(found), ROWS), tuple(found)),))
 
 
 def _chain(name: str, algebra: Algebra, *ending: str) -> Program:
@@ -353,6 +383,8 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "chain": _chain,
     "layer": _layer,
     "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "bilinear": _bilinear,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "attention": _attention,

@@ -299,11 +299,11 @@ def _transform_entry(op: Operator) -> Call:
 
 
 Gradients = Sequence[Tensor | None]
-Backward = Callable[[Sequence[Any], Sequence[Tensor], Tensor, Sequence[bool]], Gradients]
+Backward = Callable[[Sequence[Any], Sequence[Tensor], Any, Sequence[bool]], Gradients]
 
 
 class FusedOperator:
-    """One result of several tensors, with a fused forward pass and a fused first gradient.
+    """Results of several tensors, with a fused forward pass and a fused first gradient.
 
     Gradients of gradients, torch.func and forward mode use a composition: the same function made
     of operators that are closed under differentiation.
@@ -312,12 +312,14 @@ class FusedOperator:
         name: name of the registered op `torchweft::<name>`.
         schema: its arguments in torch's schema language: the tensors, then the other arguments.
         tensors: number of leading tensor arguments.
-        forward: `(*args) -> [result, *saved]`; the saved tensors are passed to `backward`.
+        forward: `(*args) -> [*results, *saved]`; the saved tensors are passed to `backward`.
         backward: `(args, saved, grad, needed) -> gradients` of the tensors, contiguous; None where
             not needed.
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
         keeps_result: whether the result itself is the first saved tensor.
+        results: number of results; where there are several, `several` and `composition` return
+            them as a tuple, and `grad` is the tuple of their gradients.
         alone: `(*args) -> result` of eager calls without gradients; None if that takes as long as
             `forward`.
     """
@@ -330,18 +332,21 @@ class FusedOperator:
         forward: Callable[..., list[Tensor]],
         backward: Backward,
         fake: Callable[..., list[Tensor]],
-        composition: Callable[..., Tensor],
+        composition: Callable[..., Any],
         keeps_result: bool = False,
+        results: int = 1,
         alone: Callable[..., Tensor] | None = None,
     ) -> None:
-        self.first_saved = 0 if keeps_result else 1
+        self.results = results
+        self.first_saved = 0 if keeps_result else results
         self.tensors, self.forward, self.composition = tensors, forward, composition
         self._alone = alone
         self._backward = backward
+        several = "[]" if results > 1 else ""
         self._op = register(name, f"({schema}) -> Tensor[]", forward, fake)
         self._gradient_op = register(
             f"{name}_backward",
-            f"({schema}, Tensor[] saved, Tensor grad, bool[] needed) -> Tensor[]",
+            f"({schema}, Tensor[] saved, Tensor{several} grad, bool[] needed) -> Tensor[]",
             self._needed_gradients,
             self._fake_gradients,
         )
@@ -354,28 +359,41 @@ class FusedOperator:
         )
 
     def __call__(self, *args: Any) -> Tensor:
-        """The result, by the entry that the call needs."""
+        """The only result, by the entry that the call needs."""
+        result: Tensor = self._entered(*args)
+        return result
+
+    def several(self, *args: Any) -> tuple[Tensor, ...]:
+        """The results, where there are several, by the entry that the call needs."""
+        results: tuple[Tensor, ...] = self._entered(*args)
+        return results
+
+    def _entered(self, *args: Any) -> Any:
         if compiling():
-            result: Tensor = self._op(*args)[0]
-            return result
+            return self.shown(self._op(*args))
         if transformed() or forward_level() >= 0:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
             return self._eager(args[self.tensors :], *args[: self.tensors])
         if self._alone is not None and unwatched(args[0]):
             return self._alone(*args)
-        return self.run(*args)[0]
+        return self.shown(self.run(*args))
+
+    def shown(self, found: Sequence[Any]) -> Any:
+        """The result, or the tuple of results, of what begins with them."""
+        return found[0] if self.results == 1 else tuple(found[: self.results])
 
     def run(self, *args: Any) -> list[Tensor]:
         """The result and what is saved, without a graph."""
         found: list[Tensor] = (self.forward if unwatched(args[0]) else self._op)(*args)
         return found
 
-    def gradients(self, ctx: Any, grad: Tensor, needed: Sequence[bool]) -> Gradients:
+    def gradients(self, ctx: Any, grad: Any, needed: Sequence[bool]) -> Gradients:
         """The gradients of the tensors: fused, or by the composition if they are recorded."""
         kept = ctx.saved_tensors  # read once: checkpointing unpacks each tensor a single time
         args, saved = (*kept[: self.tensors], *ctx.rest), kept[self.tensors :]
-        if unwatched(grad) and not recording():
+        first = grad if self.results == 1 else grad[0]
+        if unwatched(first) and not recording():
             return self._backward(args, saved, grad, needed)
         if recording():
             over = [a for a, flag in zip(args, needed, strict=False) if flag]
@@ -401,26 +419,26 @@ class FusedOperator:
         ctx.rest = inputs[self.tensors :]
 
     def _registered_backward(self, ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
-        found = self.gradients(ctx, grads[0], ctx.needs_input_grad[: self.tensors])
+        found = self.gradients(ctx, self.shown(grads), ctx.needs_input_grad[: self.tensors])
         return (*found, *[None] * len(ctx.rest))
 
 
 def _fused_entry(op: FusedOperator) -> Call:
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> Tensor:
+        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> Any:
             results = op.run(*tensors, *rest)
             ctx.save_for_backward(*tensors, *results[op.first_saved :])
-            ctx.set_materialize_grads(False)
+            ctx.set_materialize_grads(op.results > 1)
             ctx.rest = rest
-            return results[0]
+            return op.shown(results)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             needed = ctx.needs_input_grad[1:]
-            if grad is None:
+            if grads[0] is None:
                 return (None,) * (1 + len(needed))
-            return (None, *op.gradients(ctx, grad, needed))
+            return (None, *op.gradients(ctx, op.shown(grads), needed))
 
     # as for Operator
     apply: Call = super(torch.autograd.Function, Eager).apply
