@@ -149,6 +149,12 @@ class Calls:
         """Wait for the others, who also began the whole call."""
         self._as_before = self._whole.wait() and self._as_before
 
+    @property
+    def foreseen(self) -> bool:
+        """Whether every rank has made the same calls before, and this one makes them again."""
+        self.wait()
+        return self._as_before
+
     def compare(self, name: str, describe: Callable[[], Facts]) -> None:
         """Compare the next call inside, unless every rank is known to make it."""
         self.wait()

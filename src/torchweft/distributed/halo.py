@@ -3,8 +3,7 @@
     y = [x, H x]        H: rows that other ranks own, in the order in which this rank needs them
     z = x_own + Hᵀ x_halo      the transpose, which is the gradient: rows are added at their owner
 
-A halo is a plan: it is built once and moves rows with one all_to_all a direction, for which the host
-waits for no GPU.
+A halo is a plan: it is built once and moves rows with one all_to_all a direction.
 """
 
 from __future__ import annotations
@@ -162,8 +161,8 @@ class Halo:
             y: (n + h, ...), of own rows and of the halo's; floating point or complex.
 
         Returns:
-            (n, ...), own rows plus the parts of other ranks, in y's dtype: added one after the other
-            in the order of the ranks.  Differentiable to any order, repeatable to the bit.
+            (n, ...), own rows plus the parts of other ranks, in y's dtype, added in the order of
+            the ranks.  Differentiable to any order, repeatable to the bit.
         """
         if self._alone():
             return self._own(y)
@@ -250,7 +249,7 @@ def planned_halo(
 
 def _added(own: Tensor, arrived: Tensor, send_rows: Tensor, send: Sequence[int]) -> Tensor:
     """Own rows, to which those of one rank after the other are added: each has a row once."""
-    pieces = zip(send_rows.split(list(send)), arrived.split(list(send)), strict=True)
+    pieces = zip(*(torch.split(t, list(send)) for t in (send_rows, arrived)), strict=True)
     for (rows, part), count in zip(pieces, send, strict=True):
         if count:
             own.index_add_(0, rows, part)
