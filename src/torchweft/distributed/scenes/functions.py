@@ -19,7 +19,7 @@ from torch import Tensor
 from torchweft.core import private
 from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.distributed.agreement import Calls, agree
+from torchweft.distributed.agreement import Calls, Made, agree
 from torchweft.distributed.directory import sent_to
 from torchweft.distributed.scenes.boxes import Box, bisected
 from torchweft.distributed.scenes.slabs import Asked, Slabs, Tables
@@ -248,7 +248,7 @@ def _map_read(step: Step, asked: Asked, tables: Tables) -> MapRead:
 class _Last(NamedTuple):
     """What was asked of the last scene of a group, which grows with that scene."""
 
-    calls: list[str]
+    calls: list[Made]
     maps: dict[Key, Step]
 
 
