@@ -17,7 +17,7 @@ from tests.distributed.test_scenes import network_of, score, whole_scene
 from tests.ranks import run
 from torchweft import voxels
 from torchweft.distributed import shard_voxels
-from torchweft.distributed.scenes import slabs
+from torchweft.distributed.scenes import functions, slabs
 
 READS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "is_nonzero")
 """Operations of torch for which the host waits for a GPU; and `tolist`."""
@@ -117,3 +117,22 @@ def test_collectives_and_waits_of_a_step():
     of_ranks = [part for _, part in ranks]
     assert [sum(parts) for parts in zip(*of_ranks, strict=True)] == whole
     assert all(max(parts) < 2 * total / 3 for *parts, total in zip(*of_ranks, whole, strict=True))
+
+
+def forgetful_ranks(rank, size, group):
+    """The cost of a step where one rank alone knows what the last scene's layers asked for."""
+    network = network_of("torch")
+    for forgets in (False, True):
+        if forgets and rank:
+            functions._last.clear()
+        scene = shard_voxels(whole_scene("two"), rank, size, block=4, group=group)
+        found = cost(network, scene)
+    return found
+
+
+def test_nothing_is_foreseen_where_ranks_know_of_other_calls():
+    for collectives, _ in run(forgetful_ranks, 2):
+        assert collectives == {
+            "allreduce": 2 * NORMS + BESIDE + MAPS + MAPS_BESIDE,
+            "exchange": 2 * BESIDE + MAPS_BESIDE,
+        }

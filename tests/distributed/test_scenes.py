@@ -8,6 +8,7 @@ other ranks, which cannot be copied (tests/mutants).
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -456,6 +457,14 @@ def test_boxes_divide_space_at_every_stride(parts):
         assert sum(box.at(stride).holds(anywhere).long() for box in boxes).eq(1).all()
     assert len(boxes) == parts
     assert min(int(box.holds(rows).sum()) for box in boxes) > 0
+
+
+@pytest.mark.parametrize(("parts", "passes"), [(1, 0), (2, 1), (3, 2), (8, 3)])
+def test_boxes_are_cut_by_one_pass_for_each_doubling(parts, passes):
+    rows = scene("two")[1].long()
+    with mock.patch.object(torch, "bincount", side_effect=torch.bincount) as counts:
+        bisected(rows, parts, (0, 1, 1, 1), (1, 2, 2, 2), None, False)
+    assert counts.call_count == passes
 
 
 def test_equal_samples_are_cut_apart():

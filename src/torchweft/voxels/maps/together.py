@@ -97,12 +97,11 @@ MapRead = tuple[Step, Tensor, Tensor | None, Coordinates, Coordinates]
 
 def list_maps(maps: Sequence[MapRead]) -> None:
     """Build the tiles of maps, and where gradients are recorded the pairs, if kernels read them."""
-    device = maps[0][1].device
-    if kernels_serve(device.type):
-        recorded = recording()
-        tiles_together([job for each in maps for job in _jobs(each, recorded)])
-        if recorded:
-            pairs_together([job for each in maps for job in _pair_jobs(each)])
+    recorded = recording()
+    read = [m for m in maps if len(m[3]) and kernels_serve(m[3].device.type)]
+    tiles_together([job for each in read for job in _jobs(each, recorded)])
+    if recorded:
+        pairs_together([job for each in read for job in _pair_jobs(each)])
 
 
 class _Level(NamedTuple):
