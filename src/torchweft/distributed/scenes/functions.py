@@ -2,8 +2,8 @@
 
 A voxel c of stride t belongs to the rank in whose box the finest voxel c · t lies.  So every rank
 knows the owner of every voxel of every layer, and a layer's outputs on a rank are those in its
-box.  When a map is built, ranks send each other the coordinates that the other's outputs can read;
-those that are read become a `Halo`, which completes the features at every call.
+box.  When maps are built, ranks send each other the voxels that the other's outputs can read: they
+become a `Halo`, which completes the features at every call (slabs.py).
 Where the boxes tell that no rank reads voxels of another, as in a layer whose kernel is its stride,
 a map is that of one process, and nothing is sent.
 """
@@ -75,9 +75,12 @@ def shard_voxels(
         ShapeError, DTypeError: on every rank, arguments of some rank that are no part of one
             scene, or that differ between ranks.
 
-    Cost: memory for this rank's rows (and for its argument).  A map costs two exchanges of the
-    voxels next to the cuts; a call of a layer one of their features, and one in its backward pass.
-    Layers whose kernel is 1, or their stride where that divides `block`, exchange nothing.
+    Cost: memory for this rank's rows (and for its argument), and a pass over them for each doubling
+    of the ranks.  A map costs an exchange of the voxels next to the cuts, for which the host waits
+    once; if all ranks asked for the same maps of the last scene, those of layers whose outputs are
+    their inputs share one.  A call of a layer costs an exchange of features, and one in its
+    backward pass.  Layers whose kernel is 1, or their stride where that divides `block`, exchange
+    nothing.
 
     Example:
         >>> import torch
@@ -196,9 +199,9 @@ class VoxelShards:
     def _first_asked(self, asked: Asked) -> Tables:
         """The tables of a map: foreseen, or built now."""
         inputs, shape, onto, inverse = asked
-        facts = {"layer": shape, "inverse": inverse, "grid": inputs.grid, "output": asked.stride}
-        facts["level"] = inputs.level
-        self._calls.compare("kernel map", lambda: facts)
+        facts = {"layer": shape, "inverse": inverse, "level": inputs.level}
+        facts |= {"input": inputs.stride, "output": asked.stride}
+        self._calls.compare("kernel map", lambda: facts, always=True)
         if inputs.asked is self.asked and not self.asked and self._calls.foreseen:
             self._foresee(inputs)
         if onto is not None:
