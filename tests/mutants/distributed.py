@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls inside one that was compared are compared too",
-        "if not self._as_before:\n",
+        "if always or not self._as_before:\n",
         "if True:\n",
         f"{CALLS} -k steps",
     ),
