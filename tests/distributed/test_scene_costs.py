@@ -1,7 +1,8 @@
 """What a step on one scene over ranks costs: collectives, waits of the host, pairs of voxels.
 
 Seen red with: an exchange where no rank reads voxels of another, numbers that the host reads at
-every call, calls of layers that are compared on every scene, pairs that two ranks compute.
+every call, calls of layers that are compared on every scene, pairs that two ranks compute, maps
+that are built one by one.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from tests.distributed.test_scenes import network_of, score, whole_scene
 from tests.ranks import run
 from torchweft import voxels
 from torchweft.distributed import shard_voxels
-from torchweft.distributed.scenes import functions
+from torchweft.distributed.scenes import functions, slabs
 
 READS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "is_nonzero")
 """Operations of torch for which the host waits for a GPU; and `tolist`."""
@@ -29,8 +30,9 @@ stride."""
 MAPS, MAPS_BESIDE = 6, 5
 """Maps of three levels, of two layers down and of one up, that read voxels of other ranks but one:
 `down`, whose map is that of `undown` as well."""
-CHECKS = 4
-"""Reads of a map that check its tables; two of them on a CPU alone."""
+TOGETHER = 2
+"""Maps beside that are known before any is built: of the levels before `deep`, whose outputs
+another rank's voxels determine."""
 
 
 class Watch(TorchDispatchMode):
@@ -48,7 +50,7 @@ class Watch(TorchDispatchMode):
 
     def tolist(self, tensor):
         """Of scenes alone: agreements read the host's own numbers, maps of a GPU their flags."""
-        if sys._getframe(2).f_globals["__name__"] == functions.__name__:
+        if sys._getframe(2).f_globals["__name__"] == slabs.__name__:
             self.reads["tolist"] += 1
         return _TOLIST(tensor)
 
@@ -96,18 +98,41 @@ def pairs(tensor):
 def test_collectives_and_waits_of_a_step():
     ranks = run(steps_of_rank, 2)
     whole = pairs(whole_scene("two"))
-    for ((fresh, reads), (again, late), (foreseen, _)), _ in ranks:
+    for ((fresh, reads), (again, late), (foreseen, fewer)), _ in ranks:
         assert late == {}
         assert again == {"allreduce": 2 * NORMS + BESIDE, "exchange": 2 * BESIDE}
         told = MAPS + MAPS_BESIDE  # what a map is, and how many voxels go to whom
-        sent = 2 * MAPS_BESIDE  # voxels there, and back which of them are read
         assert fresh == {
             "allreduce": again["allreduce"] + told,
-            "exchange": again["exchange"] + sent,
+            "exchange": again["exchange"] + MAPS_BESIDE,
         }
-        assert foreseen == fresh | {"allreduce": 2 * NORMS + told}
-        assert reads["nonzero"] == reads["tolist"] == MAPS_BESIDE
-        assert reads["_local_scalar_dense"] <= CHECKS * MAPS_BESIDE
+        exchanges = MAPS_BESIDE - TOGETHER + 1
+        assert foreseen == {
+            "allreduce": 2 * NORMS + MAPS + exchanges,  # of calls, those for maps are compared
+            "exchange": again["exchange"] + exchanges,
+        }
+        outputs = {"nonzero": 1}  # the host learns how many outputs of `deep` are its own
+        assert reads == outputs | {"tolist": MAPS_BESIDE}
+        assert fewer == outputs | {"tolist": exchanges}
     of_ranks = [part for _, part in ranks]
     assert [sum(parts) for parts in zip(*of_ranks, strict=True)] == whole
     assert all(max(parts) < 2 * total / 3 for *parts, total in zip(*of_ranks, whole, strict=True))
+
+
+def forgetful_ranks(rank, size, group):
+    """The cost of a step where one rank alone knows what the last scene's layers asked for."""
+    network = network_of("torch")
+    for forgets in (False, True):
+        if forgets and rank:
+            functions._last.clear()
+        scene = shard_voxels(whole_scene("two"), rank, size, block=4, group=group)
+        found = cost(network, scene)
+    return found
+
+
+def test_nothing_is_foreseen_where_ranks_know_of_other_calls():
+    for collectives, _ in run(forgetful_ranks, 2):
+        assert collectives == {
+            "allreduce": 2 * NORMS + BESIDE + MAPS + MAPS_BESIDE,
+            "exchange": 2 * BESIDE + MAPS_BESIDE,
+        }

@@ -8,6 +8,7 @@ other ranks, which cannot be copied (tests/mutants).
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.ranks import in_one_thread, run
 from torchweft import voxels
 from torchweft.core.collectives import world
 from torchweft.distributed import shard_voxels
-from torchweft.distributed.scenes.boxes import END, bisected
+from torchweft.distributed.scenes.boxes import END, Box, bisected
 from torchweft.errors import ShapeError, WeftError
 from torchweft.voxels import (
     SparseBatchNorm,
@@ -329,7 +330,10 @@ def of_ranks(rank, size, group):
     assert twice.sources.equal(once.sources)
     away = (tensor.C[:, None] - found.C).abs()
     beside = ((away[..., 0] == 0) & (away.amax(2) == 1)).any(1) & (found.find(tensor.C) < 0)
-    assert len(once.read) == len(found) + beside.sum()  # no other row is read
+    assert (once.read.find(tensor.C[beside]) >= 0).all()
+    low, end = found.coordinates.shards.boxes[rank]
+    slab = Box((low[0], *[n - 1 for n in low[1:]]), (end[0], *[n + 1 for n in end[1:]]))
+    assert len(once.read) == slab.holds(tensor.C).sum()  # no other row is sent
     part = torch.arange(rank, len(tensor), size)
     feats = tensor.F[part].detach().requires_grad_()
     given = SparseTensor(feats, tensor.C[part], *scene("two")[2:])
@@ -452,6 +456,14 @@ def test_boxes_divide_space_at_every_stride(parts):
         assert sum(box.at(stride).holds(anywhere).long() for box in boxes).eq(1).all()
     assert len(boxes) == parts
     assert min(int(box.holds(rows).sum()) for box in boxes) > 0
+
+
+@pytest.mark.parametrize(("parts", "passes"), [(1, 0), (2, 1), (3, 2), (8, 3)])
+def test_boxes_are_cut_by_one_pass_for_each_doubling(parts, passes):
+    rows = scene("two")[1].long()
+    with mock.patch.object(torch, "bincount", side_effect=torch.bincount) as counts:
+        bisected(rows, parts, (0, 1, 1, 1), (1, 2, 2, 2), None, False)
+    assert counts.call_count == passes
 
 
 def test_equal_samples_are_cut_apart():

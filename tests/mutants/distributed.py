@@ -42,14 +42,14 @@ MUTANTS = [
     ),
     Mutant(
         "calls inside one that was compared are compared too",
-        "if not self._as_before:\n",
+        "if always or not self._as_before:\n",
         "if True:\n",
         f"{CALLS} -k steps",
     ),
     Mutant(
         "a call that is not the one before is not compared",
-        "self._as_before and self._before[place:][:1] == (made,)",
-        "self._as_before and bool(self._before)",
+        "made, self._as_before = Made(name, said.facts, repr((name, said.described))), False",
+        "made = Made(name, said.facts, repr((name, said.described)))",
         f"{CALLS} -k changed",
     ),
     Mutant(
@@ -72,21 +72,20 @@ MUTANTS = [
     ),
     Mutant(
         "layers whose ranks read no voxels of another exchange features",
-        "if not self._meet(reads, inputs.stride):",
-        "if False:",
+        "if self._slabs.shared((inputs.stride, asked.stride), shape, inverse):",
+        "if True:",
         SCENE_COSTS,
     ),
     Mutant(
-        "a rank sends the first voxels beside a cut, not those that are read",
-        "wanted = places[_flagged(of_own, sum(send))]",
-        "wanted = places[: sum(send)]",
+        "a rank sends its first voxels, not those beside a cut",
+        "return order[:count] % max(flags.shape[1], 1)",
+        "return torch.arange(count, device=order.device) % max(flags.shape[1], 1)",
         f"{SCENES} -k layers",
     ),
     Mutant(
         "the host counts the rows of a halo at every call",
-        "arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
-        "assert torch.ones(1).item()\n"
-        "        arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)",
+        "found = self._exchanged(x, False)",
+        "assert torch.ones(1).item()\n        found = self._exchanged(x, False)",
         SCENE_COSTS,
     ),
     Mutant(
@@ -97,9 +96,33 @@ MUTANTS = [
     ),
     Mutant(
         "calls of layers are compared on every scene",
-        "_made.get(name, ())",
-        "()",
+        'Calls("shard_voxels", describe, group, last.calls)',
+        'Calls("shard_voxels", describe, group)',
         SCENE_COSTS,
+    ),
+    Mutant(
+        "maps across the cuts are built one by one",
+        "if inputs.asked is self.asked and not self.asked and self._calls.foreseen:",
+        "if False:",
+        SCENE_COSTS,
+    ),
+    Mutant(
+        "maps are foreseen where ranks know of other calls",
+        "if inputs.asked is self.asked and not self.asked and self._calls.foreseen:",
+        "if inputs.asked is self.asked and not self.asked:",
+        f"{SCENE_COSTS} -k nothing",
+    ),
+    Mutant(
+        "a scene is cut again where its first cut was",
+        "places.append(4 * (every * owner + place) + sides)",
+        "places.append(4 * place + sides)",
+        f"{SCENES} -k boxes",
+    ),
+    Mutant(
+        "a row of a halo that two ranks read has the gradient of the last",
+        "own.index_add_(0, rows, part)",
+        "own.index_copy_(0, rows, part)",
+        f"{HALO} -k values",
     ),
     Mutant(
         "ranks keep outputs that are another's",

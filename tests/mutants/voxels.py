@@ -336,8 +336,8 @@ MUTANTS = [
     ),
     Mutant(
         "pairs wait for the backward pass of a known network",
-        "    if recorded:\n        pairs_together(",
-        "    if not cloud:\n        pairs_together(",
+        "    if recorded:\n        of = ",
+        "    if not cloud:\n        of = ",
         f"{TOGETHER} -k trained",
         kernels=True,
     ),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed
 
 from torchweft.core import private
-from torchweft.core.operators.operator import Call, Operator
+from torchweft.core.operators.operator import Call, Operator, plain_call, recording
 
 __all__ = [
     "Group",
@@ -40,6 +40,9 @@ def world(group: Group | None = None) -> tuple[int, int]:
     """(this rank, number of ranks) in a group; (0, 1) without torch.distributed."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
+    members: Any = distributed.group.WORLD if group is None else group
+    if isinstance(members, distributed.ProcessGroup):  # what torch's functions ask in the end
+        return members.rank(), members.size()
     return distributed.get_rank(group), distributed.get_world_size(group)
 
 
@@ -64,6 +67,8 @@ def all_sum(x: Tensor, group: Group | None = None) -> Tensor:
     """Σ over the ranks; so is its gradient, since the loss of each rank depends on every rank."""
     if world(group)[1] == 1:
         return x
+    if plain_call((x,)) and not (recording() and x.requires_grad):
+        return _reduced(x, group, distributed.ReduceOp.SUM)
     found: Tensor = _AllSum.apply(group, x)  # type: ignore[no-untyped-call]
     return found
 
@@ -77,10 +82,12 @@ def largest(x: Tensor, group: Group | None = None) -> Tensor:
 def gathered(x: Tensor, group: Group | None = None) -> Tensor:
     """(ranks, ...): x of each rank, of equal shape and dtype; it has no gradient."""
     found = x.new_empty(world(group)[1], *x.shape)
-    gather = getattr(distributed, "all_gather_single", None)  # the name from torch 2.13 on
-    gather = gather or distributed.all_gather_into_tensor
-    gather(found.view(-1), x.detach().reshape(-1), group)
+    _gather(found.flatten(), x.detach().flatten(), group)
     return found
+
+
+_gather: Any = getattr(distributed, "all_gather_single", None)  # the name from torch 2.13 on
+_gather = _gather or getattr(distributed, "all_gather_into_tensor", None)
 
 
 class _Total(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import distributed
 from torchweft.core.collectives import Group, world
 from torchweft.errors import ShapeError, WeftError
 
-__all__ = ["Calls", "agree", "numbers_of_ranks"]
+__all__ = ["Calls", "Made", "agree", "numbers_of_ranks"]
 
 Facts = Mapping[str, Any]
 
@@ -111,6 +111,14 @@ class _Comparison:
         raise _told(said.name, told) from said.error
 
 
+class Made(NamedTuple):
+    """A call that was made, and its text, which is made once for calls that are repeated."""
+
+    name: str
+    facts: Facts
+    text: str
+
+
 class Calls:
     """Calls inside one call of all ranks: of a halo inside a model's, of layers on one scene.
 
@@ -135,12 +143,12 @@ class Calls:
         name: str,
         describe: Callable[[], Facts],
         group: Group | None = None,
-        before: Sequence[str] = (),
+        before: Sequence[Made] = (),
     ) -> None:
         said = _said(name, describe)
-        self.made: list[str] = []
+        self.made: list[Made] = []
         self._group, self._before = group, tuple(before)
-        self._whole = _Comparison(said, self._before, group)
+        self._whole = _Comparison(said, [made.text for made in self._before], group)
         self._as_before = True
         if said.error is not None:
             self.wait()
@@ -149,16 +157,33 @@ class Calls:
         """Wait for the others, who also began the whole call."""
         self._as_before = self._whole.wait() and self._as_before
 
-    def compare(self, name: str, describe: Callable[[], Facts]) -> None:
-        """Compare the next call inside, unless every rank is known to make it."""
+    @property
+    def foreseen(self) -> bool:
+        """Whether every rank has made the same calls before, and this one makes them again."""
+        self.wait()
+        return self._as_before
+
+    def compare(self, name: str, describe: Callable[[], Facts], always: bool = False) -> None:
+        """Compare the next call inside, unless every rank is known to make it.
+
+        Args:
+            name: of the call.
+            describe: of the call, as in `agree`.
+            always: whether to compare it all the same.
+        """
         self.wait()
         said, place = _said(name, describe), len(self.made)
-        made = repr((name, said.described))
+        before = self._before[place] if place < len(self._before) else None
+        if before is not None and said.error is None and before[:2] == said[:2]:
+            made = before
+        else:
+            made, self._as_before = Made(name, said.facts, repr((name, said.described))), False
         if place < MOST_CALLS:
             self.made.append(made)
-        self._as_before = self._as_before and self._before[place:][:1] == (made,)
-        if not self._as_before:
+        if always or not self._as_before:
+            expected, self._as_before = self._as_before, False  # of one that raises: on all ranks
             _Comparison(said, None, self._group).wait()
+            self._as_before = expected
 
 
 def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list[list[int]]:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.collectives import Group, exchange, world
-from torchweft.distributed.agreement import numbers_of_ranks
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
-__all__ = ["Owners", "Sent", "find_owners", "row_numbers", "sent_in_parts", "sent_to"]
+__all__ = ["Owners", "Sent", "find_owners", "row_numbers", "sent_to"]
 
 
 class Owners(NamedTuple):
@@ -58,19 +57,6 @@ def sent_to(rank: Tensor, rows: Tensor, group: Group | None = None) -> Sent:
     counts = torch.bincount(rank, minlength=size)
     arriving = exchange(counts, [1] * size, [1] * size, group)
     send, receive = counts.tolist(), arriving.tolist()
-    return Sent(exchange(rows, send, receive, group), send, receive)
-
-
-def sent_in_parts(rows: Tensor, send: list[int], group: Group | None = None) -> Sent:
-    """Rows sent to ranks, of which the host knows how many go to each: it waits for no GPU.
-
-    Args:
-        rows: (n, ...), first those for rank 0, then those for rank 1, ...
-        send: the number of rows for each rank.
-        group: the ranks; None: all.
-    """
-    rank = world(group)[0]
-    receive = [counts[rank] for counts in numbers_of_ranks(send, group)]
     return Sent(exchange(rows, send, receive, group), send, receive)
 
 

@@ -13,15 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
+from torchweft.core import private
 from torchweft.core.collectives import Group, Pending, begin, exchange, finish, world
-from torchweft.core.table_copies import constant
+from torchweft.core.operators.operator import Call, Operator
 from torchweft.distributed.agreement import Calls, agree
 from torchweft.distributed.directory import Owners, find_owners, row_numbers
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.products.functions import sparse_scale
-from torchweft.products.infos import SparseScaleInfo, sparse_scale_infos
 
 __all__ = ["Halo", "HaloRows", "calls_inside", "planned_halo"]
 
@@ -108,9 +107,6 @@ class Halo:
         """What `planned_halo` takes; the order of the halo's rows is that of their owners."""
         self.group, self.send, self.receive = group, list(send), list(receive)
         self.num_rows, self.num_halo, self.send_rows = num_rows, sum(receive), send_rows
-        self._gather, self._sum = (
-            _constant(info) for info in sparse_scale_infos(send_rows, in_size=num_rows)
-        )
         self._order = self._arrived = None
         self._calls: Calls | None = None
 
@@ -136,8 +132,11 @@ class Halo:
         if self._alone():
             return self._own(x)
         self._agree("halo(x)", x, self.num_rows)
-        arrived = exchange(self._rows_to_send(x), self.send, self.receive, self.group)
-        return self._joined(x, arrived)
+        found = self._exchanged(x, False)
+        if self._arrived is None:
+            return found
+        own, arrived = found.tensor_split((self.num_rows,))
+        return self._joined(own, arrived)
 
     def begin(self, x: Tensor) -> HaloRows:
         """Send rows and return at once; `finish` waits for them.  Between, work on own rows.
@@ -149,7 +148,8 @@ class Halo:
             return HaloRows(self._own(x), x, None)
         self._agree("halo.begin(x)", x, self.num_rows)
         pending = Pending(self.send, self.receive, self.group)
-        return HaloRows(x, begin(pending, self._rows_to_send(x)), pending)
+        sent = _sent(x, self.send_rows, False, self.num_rows, self.send)
+        return HaloRows(x, begin(pending, sent), pending)
 
     def finish(self, rows: HaloRows) -> Tensor:
         """(n + h, ...): what `halo(x)` returns, of the rows that `begin` sent."""
@@ -164,18 +164,19 @@ class Halo:
             y: (n + h, ...), of own rows and of the halo's; floating point or complex.
 
         Returns:
-            (n, ...), own rows plus the parts of other ranks, in y's dtype; sums of 16-bit
-            rows are formed in float32.  Differentiable to any order, repeatable to the bit.
+            (n, ...), own rows plus the parts of other ranks, in y's dtype, added in the order of
+            the ranks.  Differentiable to any order, repeatable to the bit.
         """
         if self._alone():
             return self._own(y)
         self._agree("halo.add(y)", y, self.size, floating=True)
-        own, others = y[: self.num_rows], y[self.num_rows :]
         if self._order is not None:
-            others = others[self._order]
-        arrived = exchange(others, self.receive, self.send, self.group)
-        added: Tensor = own + _scaled(arrived, self._sum, self.num_rows)
-        return added
+            y = torch.cat([y[: self.num_rows], y[self.num_rows :][self._order]])
+        return self._exchanged(y, True)
+
+    def _exchanged(self, rows: Tensor, back: bool) -> Tensor:
+        counts = self.num_rows, self.send, self.receive
+        return _halo_exchange(rows, self.send_rows, back, *counts, private.group_name(self.group))
 
     def _alone(self) -> bool:
         return world(self.group)[1] == 1
@@ -209,11 +210,6 @@ class Halo:
             agree(name, describe, self.group)
         else:
             self._calls.compare(name, describe)
-
-    def _rows_to_send(self, x: Tensor) -> Tensor:
-        if not (x.dtype.is_floating_point or x.dtype.is_complex):
-            return x[self.send_rows]
-        return _scaled(x, self._gather, len(self.send_rows))
 
     def _joined(self, x: Tensor, arrived: Tensor) -> Tensor:
         return torch.cat([x, arrived if self._arrived is None else arrived[self._arrived]])
@@ -254,20 +250,93 @@ def planned_halo(
     return found
 
 
-def _constant(info: SparseScaleInfo) -> SparseScaleInfo:
-    """Tables that nobody else holds: no call compares their content."""
-    tables: Any = (constant(t) if isinstance(t, Tensor) else t for t in info)
-    return SparseScaleInfo(*tables)
+def _added(own: Tensor, arrived: Tensor, send_rows: Tensor, send: Sequence[int]) -> Tensor:
+    """Own rows, to which those of one rank after the other are added: each has a row once."""
+    pieces = zip(*(torch.split(t, list(send)) for t in (send_rows, arrived)), strict=True)
+    for (rows, part), count in zip(pieces, send, strict=True):
+        if count:
+            own.index_add_(0, rows, part)
+    return own
 
 
-def _scaled(x: Tensor, info: SparseScaleInfo, rows: int) -> Tensor:
-    """Rows of x gathered, or added, by a table."""
-    flat = torch.view_as_real(x) if x.is_complex() else x
-    width = torch.Size(flat.shape[1:]).numel()
-    if not width:
-        return x.new_empty(rows, *x.shape[1:])
-    found = sparse_scale(flat.reshape(len(flat), width), info).reshape(rows, *flat.shape[1:])
-    return torch.view_as_complex(found) if x.is_complex() else found
+def _exchanged(
+    rows: Tensor,
+    send_rows: Tensor,
+    back: bool,
+    num_rows: int,
+    send: Sequence[int],
+    receive: Sequence[int],
+    group: str,
+) -> Tensor:
+    counts, ranks = (list(send), list(receive)), private.process_group(group)
+    if back:
+        arrived = rows.new_empty(len(send_rows), *rows.shape[1:])
+        others = rows[num_rows:].contiguous()
+        distributed.all_to_all_single(arrived, others, *counts, ranks)
+        return _added(rows[:num_rows].clone(), arrived, send_rows, send)
+    found = rows.new_empty(num_rows + sum(receive), *rows.shape[1:])
+    found[:num_rows] = rows
+    sent = rows.index_select(0, send_rows)
+    distributed.all_to_all_single(found[num_rows:], sent, *counts[::-1], ranks)
+    return found
+
+
+def _exchanged_shape(rows: Tensor, *args: Any) -> Tensor:
+    _, back, num_rows, _, receive, _ = args
+    return rows.new_empty(num_rows if back else num_rows + sum(receive), *rows.shape[1:])
+
+
+def _selected(
+    rows: Tensor, send_rows: Tensor, back: bool, num_rows: int, send: Sequence[int]
+) -> Tensor:
+    if back:
+        return _added(rows.new_zeros(num_rows, *rows.shape[1:]), rows, send_rows, send)
+    return rows.index_select(0, send_rows)
+
+
+def _selected_shape(rows: Tensor, send_rows: Tensor, *args: Any) -> Tensor:
+    back, num_rows, _ = args
+    return rows.new_empty(num_rows if back else len(send_rows), *rows.shape[1:])
+
+
+def _transposed(
+    call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    _, send_rows, back, *rest = args
+    return (call(grad, send_rows, not back, *rest) if needed[0] else None,)
+
+
+def _trailing(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+    """The mapped dimension of rows moves behind the others, which are any."""
+    rows, dim = args[0], in_dims[0]
+    assert dim is not None
+    return call(rows.movedim(dim, -1), *args[1:]).movedim(-1, 0)
+
+
+_halo_exchange = Operator(
+    "halo_exchange",
+    "Tensor rows, Tensor send_rows, bool back, SymInt num_rows, SymInt[] send, SymInt[] receive, "
+    "str group",
+    1,
+    1,
+    _exchanged,
+    _exchanged_shape,
+    _transposed,
+    _trailing,
+)
+"""Own rows -> own rows, then the halo's; back: the transpose."""
+
+_sent = Operator(
+    "halo_sent",
+    "Tensor rows, Tensor send_rows, bool back, SymInt num_rows, SymInt[] send",
+    1,
+    1,
+    _selected,
+    _selected_shape,
+    _transposed,
+    _trailing,
+)
+"""Own rows -> those that are sent; back: the transpose."""
 
 
 def _checked(own: Tensor, needed: Tensor, owners: Owners) -> Mapping[str, Any]:

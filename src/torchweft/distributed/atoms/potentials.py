@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from torchweft.core import private
 from torchweft.core.collectives import Group, total, world
-from torchweft.distributed.agreement import Calls
+from torchweft.distributed.agreement import Calls, Made
 from torchweft.distributed.halo import Halo, calls_inside
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.adapters.sources import reading, reads_sources
@@ -104,7 +104,9 @@ def potential(
     return {**found, **_totals(found, halo.group)}
 
 
-_made: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[str]]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[Made]]] = (
+    weakref.WeakKeyDictionary()
+)
 """Calls of the halo in a call of a model, by the kind of the call."""
 
 

@@ -2,16 +2,16 @@
 
 A voxel c of stride t belongs to the rank in whose box the finest voxel c · t lies.  So every rank
 knows the owner of every voxel of every layer, and a layer's outputs on a rank are those in its
-box.  When a map is built, ranks send each other the coordinates that the other's outputs can read;
-those that are read become a `Halo`, which completes the features at every call.
+box.  When maps are built, ranks send each other the voxels that the other's outputs can read: they
+become a `Halo`, which completes the features at every call (slabs.py).
 Where the boxes tell that no rank reads voxels of another, as in a layer whose kernel is its stride,
 a map is that of one process, and nothing is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +19,20 @@ from torch import Tensor
 from torchweft.core import private
 from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.distributed.agreement import Calls, agree
-from torchweft.distributed.directory import Sent, sent_in_parts, sent_to
-from torchweft.distributed.halo import Halo, planned_halo
-from torchweft.distributed.scenes.boxes import END, Box, bisected
+from torchweft.distributed.agreement import Calls, Made, agree
+from torchweft.distributed.directory import sent_to
+from torchweft.distributed.scenes.boxes import Box, bisected
+from torchweft.distributed.scenes.slabs import Asked, Slabs, Tables
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, build_map, meet, output_stride
-from torchweft.voxels.maps.shards import Around, refuse
+from torchweft.voxels.maps.recipes import Key, Step, note
+from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.together import MapRead, build_levels, list_maps
 
 __all__ = ["VoxelShards", "shard_voxels"]
-
-Tables = tuple[Tensor, Tensor | None, Coordinates | None, Around | None]
-"""`kept` and `back` of a map, its outputs, None where they are the inputs, and what it numbers,
-None where that is the inputs too."""
 
 
 def shard_voxels(
@@ -77,9 +75,12 @@ def shard_voxels(
         ShapeError, DTypeError: on every rank, arguments of some rank that are no part of one
             scene, or that differ between ranks.
 
-    Cost: memory for this rank's rows (and for its argument).  A map costs two exchanges of the
-    voxels next to the cuts; a call of a layer one of their features, and one in its backward pass.
-    Layers whose kernel is 1, or their stride where that divides `block`, exchange nothing.
+    Cost: memory for this rank's rows (and for its argument), and a pass over them for each doubling
+    of the ranks.  A map costs an exchange of the voxels next to the cuts, for which the host waits
+    once; if all ranks asked for the same maps of the last scene, those of layers whose outputs are
+    their inputs share one.  A call of a layer costs an exchange of features, and one in its
+    backward pass.  Layers whose kernel is 1, or their stride where that divides `block`, exchange
+    nothing.
 
     Example:
         >>> import torch
@@ -96,12 +97,17 @@ def shard_voxels(
     if world(group)[1] == 1:
         _check(tensor, rank, world_size, block, group)
         return tensor
-    calls = _calls_of_scene(describe, group)
+    last = _last.get(private.group_name(group), _Last([], {}))
+    recipe = list(last.maps.values())
+    calls = Calls("shard_voxels", describe, group, last.calls)
+    calls.wait()
     steps, blocks = (0, *tensor.stride), (1, *(block,) * tensor.dim)
     finest = tensor.coordinates.rows * torch.tensor((1, *tensor.stride), device=tensor.device)
     boxes = bisected(finest, world_size, steps, blocks, group, not whole)
-    shards = VoxelShards(boxes, rank, group, calls)
-    return shards.own_part(tensor) if whole else shards.moved(tensor)
+    shards = VoxelShards(boxes, rank, group, calls, recipe)
+    found = shards.own_part(tensor) if whole else shards.moved(tensor)
+    _last[private.group_name(group)] = _Last(calls.made, shards.asked)
+    return found
 
 
 class VoxelShards:
@@ -112,10 +118,21 @@ class VoxelShards:
         rank: of this process.
         group: the ranks; None: all.
         calls: those of layers on this scene, which `shard_voxels` has compared.
+        recipe: maps that were asked of the last scene.
     """
 
-    def __init__(self, boxes: Sequence[Box], rank: int, group: Group | None, calls: Calls) -> None:
+    def __init__(
+        self,
+        boxes: Sequence[Box],
+        rank: int,
+        group: Group | None,
+        calls: Calls,
+        recipe: Sequence[Step],
+    ) -> None:
         self.boxes, self.rank, self.group, self._calls = list(boxes), rank, group, calls
+        self._slabs, self._recipe = Slabs(self.boxes, rank, group, calls), recipe
+        self.asked: dict[Key, Step] = {}
+        """Maps that were asked of the scene and of all levels that derive from it."""
 
     def kernel_map(
         self, inputs: Coordinates, shape: Geometry, onto: Coordinates | None
@@ -126,7 +143,7 @@ class VoxelShards:
         """
         kept = inputs.tables if onto is None else inputs.onto.setdefault(onto, {})
         if shape not in kept:
-            kept[shape] = self._build(inputs, shape, onto, False)
+            kept[shape] = self._first_asked(Asked(inputs, shape, onto, False))
         table, back, outputs, around = kept[shape]
         found = next(v for v in (onto, outputs, inputs) if v is not None)
         return KernelMap(table, back, inputs, found, shape, around=around)
@@ -137,7 +154,7 @@ class VoxelShards:
         kept: dict[Any, Any] = inputs.onto.setdefault(outputs, {})
         key = found.geometry, inverse
         if key not in kept:
-            kept[key] = self._build(inputs, found.geometry, outputs, inverse)
+            kept[key] = self._first_asked(Asked(inputs, found.geometry, outputs, inverse))
         table, back, _, around = kept[key]
         return KernelMap(table, back, inputs, outputs, found.geometry, inverse, around)
 
@@ -174,150 +191,72 @@ class VoxelShards:
         if (order := given.order) is not None:
             rows, feats = rows.index_select(0, order), feats.index_select(0, order)
         found = Coordinates.of_ascending(rows, *grid)
-        found.shards = self
+        found.shards, found.asked = self, self.asked
         return SparseTensor.on(feats, found, Maps())
 
     @below_transforms
     @outside_graphs
-    def _build(
-        self, inputs: Coordinates, shape: Geometry, onto: Coordinates | None, inverse: bool
-    ) -> Tables:
-        """A map, or where `inverse` one with its sides swapped."""
-        stride = output_stride(inputs.stride, shape) if onto is None else onto.stride
-        facts = {"layer": shape, "inverse": inverse, "grid": inputs.grid, "output": stride}
-        agree("kernel map", lambda: facts, self.group)
-        at = [box.at(stride) for box in self.boxes]
-        reads = [box if box.empty else _read_by(box, shape, inverse) for box in at]
-        if not self._meet(reads, inputs.stride):
-            return *self._apart(inputs, shape, onto), None
-        places, sent = self._received(inputs, reads)
-        outputs = onto
-        if onto is None:
-            every = _voxels(torch.cat([inputs.rows, sent.rows]), inputs.grid)
-            outputs = self._outputs(every, shape, stride)
-        target = inputs if outputs is None else outputs
-        used = _reads(target, sent.rows, shape, inverse)
-        others, halo = self._halo(len(inputs), places, sent, used)
-        every = _voxels(torch.cat([inputs.rows, others]), inputs.grid)
-        tables = _met(every, target, shape, inverse)
-        return *tables, None if onto is not None else outputs, Around(every, halo)
-
-    def _meet(self, reads: Sequence[Box], stride: Sequence[int]) -> bool:
-        """Whether outputs of some rank can read inputs of another: every rank knows it."""
-        return any(
-            own != other and box.at(stride).meets(read)
-            for own, box in enumerate(self.boxes)
-            for other, read in enumerate(reads)
-        )
-
-    def _apart(
-        self, inputs: Coordinates, shape: Geometry, onto: Coordinates | None
-    ) -> tuple[Tensor, Tensor | None, Coordinates | None]:
-        """The map of own voxels alone: all outputs that they meet are in this rank's box."""
+    def _first_asked(self, asked: Asked) -> Tables:
+        """The tables of a map: foreseen, or built now."""
+        inputs, shape, onto, inverse = asked
+        facts = {"layer": shape, "inverse": inverse, "level": inputs.level}
+        facts |= {"input": inputs.stride, "output": asked.stride}
+        self._calls.compare("kernel map", lambda: facts, always=True)
+        if inputs.asked is self.asked and not self.asked and self._calls.foreseen:
+            self._foresee(inputs)
         if onto is not None:
-            return *meet(inputs, onto, shape), None
-        table, back, outputs = build_map(inputs, shape)
-        if outputs is not None:
-            outputs.shards = self
-        return table, back, outputs
+            return self._built(asked)
+        found: Tables = inputs.foreseen.pop(shape, None) or self._built(asked)
+        note(inputs, shape, inputs if found[2] is None else found[2])
+        return found
 
-    def _received(self, inputs: Coordinates, reads: Sequence[Box]) -> tuple[Tensor, Sent]:
-        """The rows that were sent, and voxels of others that own outputs can read."""
-        rows, parts = inputs.rows, []
-        own = self.boxes[self.rank].at(inputs.stride)
-        for rank, read in enumerate(reads):
-            part = rows.new_empty(0, dtype=torch.int64)
-            if rank != self.rank and own.meets(read):
-                part = read.holds(rows).nonzero().squeeze(1)
-            parts.append(part)
-        places = torch.cat(parts)
-        return places, sent_in_parts(rows[places], [len(part) for part in parts], self.group)
+    def _built(self, asked: Asked) -> Tables:
+        inputs, shape, onto, inverse = asked
+        if self._slabs.shared((inputs.stride, asked.stride), shape, inverse):
+            return self._slabs.maps([asked], self)[0]
+        if onto is not None:
+            return *meet(inputs, onto, shape), None, None
+        tables = build_map(inputs, shape)
+        if tables[2] is not None:
+            tables[2].shards = self
+        return *tables, None
 
-    def _halo(self, num_rows: int, places: Tensor, sent: Sent, used: Tensor) -> tuple[Tensor, Halo]:
-        """The voxels of others that are used, and what completes the features by theirs."""
-        of_own = exchange(used.byte(), sent.receive, sent.send, self.group).bool()
-        counts = [
-            part.sum()
-            for flags, parts in ((used, sent.receive), (of_own, sent.send))
-            for part in torch.split(flags, parts)
-        ]
-        numbers = torch.stack(counts).tolist()  # the host waits for the GPU
-        receive, send = numbers[: len(self.boxes)], numbers[len(self.boxes) :]
-        wanted = places[_flagged(of_own, sum(send))]
-        halo = planned_halo(num_rows, wanted, send, receive, self.group, self._calls)
-        return sent.rows[_flagged(used, sum(receive))], halo
-
-    def _outputs(
-        self, every: Coordinates, shape: Geometry, stride: Sequence[int]
-    ) -> Coordinates | None:
-        """The outputs in this rank's box; None where they are the inputs."""
-        if not shape.has_outputs:
-            return None
-        found = every.coarse(shape) if shape.mode == "floor" else build_map(every, shape)[2]
-        assert found is not None  # as the layer has outputs
-        own = self.boxes[self.rank].at(stride).holds(found.rows)
-        outputs = found.select(own.nonzero().squeeze(1))
-        outputs.shards = self
-        return outputs
+    def _foresee(self, cloud: Coordinates) -> None:
+        """Build what was asked of the last scene: levels at once, and maps across the cuts."""
+        strides, alone, across = {0: cloud.stride}, list[Step](), list[Step]()
+        for step in self._recipe:
+            stride = strides[step.inputs]
+            found = output_stride(stride, step.shape)
+            strides.setdefault(step.outputs, found)
+            shared = self._slabs.shared((stride, found), step.shape, False)
+            (across if shared else alone).append(step)
+        known = build_levels(cloud, alone)
+        for level in known.values():
+            level.shards = self
+            level.foreseen = {shape: (*tables, None) for shape, tables in level.foreseen.items()}
+        across = [s for s in across if s.inputs == s.outputs and s.inputs in known]
+        if across:
+            asked = [Asked(known[step.inputs], step.shape, None, False) for step in across]
+            maps = self._slabs.maps(asked, self)
+            for each, tables in zip(asked, maps, strict=True):
+                each.inputs.foreseen[each.shape] = tables
+            list_maps([_map_read(*made) for made in zip(across, asked, maps, strict=True)])
 
 
-_made: dict[str, list[str]] = {}
-"""Calls of layers on the last scene, by the name of a group."""
+def _map_read(step: Step, asked: Asked, tables: Tables) -> MapRead:
+    table, back, _, around = tables
+    return step, table, back, asked.inputs, asked.inputs if around is None else around.voxels
 
 
-def _calls_of_scene(describe: Callable[[], Mapping[str, Any]], group: Group | None) -> Calls:
-    """The calls on a new scene: those that were made on the last one are compared here."""
-    name = private.group_name(group)
-    calls = Calls("shard_voxels", describe, group, _made.get(name, ()))
-    calls.wait()
-    _made[name] = calls.made
-    return calls
+class _Last(NamedTuple):
+    """What was asked of the last scene of a group, which grows with that scene."""
+
+    calls: list[Made]
+    maps: dict[Key, Step]
 
 
-def _read_by(box: Box, shape: Geometry, inverse: bool) -> Box:
-    """Where inputs lie that outputs in a box can read."""
-    low, end = list(box.low), list(box.end)
-    for axis, (k, s, d, b) in enumerate(
-        zip(shape.kernel_size, shape.stride, shape.dilation, shape.begin, strict=True), 1
-    ):
-        first, last = -b, (k - 1) * d - b  # offsets
-        if shape.transposed != inverse:  # output = input · s + offset
-            sides = -((last - low[axis]) // s), (end[axis] - 1 - first) // s + 1
-        else:  # input = output · s + offset
-            if shape.mode == "floor":  # so that the owner of ⌊input / s⌋ sees it
-                first, last = min(first, 0), max(last, s - 1)
-            sides = low[axis] * s + first, (end[axis] - 1) * s + last + 1
-        low[axis], end[axis] = (
-            side if abs(side) == END else max(-END, min(END, found))
-            for side, found in zip((low[axis], end[axis]), sides, strict=True)
-        )
-    return Box(tuple(low), tuple(end))
-
-
-def _reads(outputs: Coordinates, rows: Tensor, shape: Geometry, inverse: bool) -> Tensor:
-    """(n,) bool: which of the voxels in `rows` some output reads."""
-    offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
-    steps = torch.tensor((1, *shape.stride), device=rows.device)
-    if shape.transposed != inverse:
-        met = rows[:, None] * steps + offsets
-        found = outputs.find(met.flatten(0, 1)) >= 0
-    else:
-        met = rows[:, None] - offsets
-        found = outputs.find(met.div(steps, rounding_mode="floor").flatten(0, 1)) >= 0
-        found &= (met % steps == 0).all(2).flatten()
-    return found.view(met.shape[:2]).any(1)
-
-
-def _flagged(flags: Tensor, count: int) -> Tensor:
-    """The rows (count,) of the flags that are set, ascending; the host does not wait for them."""
-    return flags.logical_not().byte().argsort(stable=True)[:count]
-
-
-def _met(
-    every: Coordinates, outputs: Coordinates, shape: Geometry, inverse: bool
-) -> tuple[Tensor, Tensor]:
-    """The tables by output and by input; an inverse layer's are those of the layer, swapped."""
-    return meet(outputs, every, shape)[::-1] if inverse else meet(every, outputs, shape)
+_last: dict[str, _Last] = {}
+"""By the name of a group."""
 
 
 def _voxels(rows: Tensor, grid: Grid) -> Coordinates:

@@ -9,10 +9,10 @@ weights read are listed too: the host waits once more, for the numbers of pairs 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchweft.core.operators.operator import (
     below_transforms,
@@ -27,6 +27,7 @@ from torchweft.voxels.maps.gpu.jobs import Job, PairJob, pairs_together, tiles_t
 from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains
 from torchweft.voxels.maps.kernel_map import (
     MapTables,
+    build_map,
     grid_after,
     map_kernels_serve,
     meet,
@@ -36,7 +37,7 @@ from torchweft.voxels.maps.kernel_map import (
 from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import Step, note_again, recipe_of
 
-__all__ = ["ask", "foresee"]
+__all__ = ["ask", "build_levels", "foresee", "list_maps"]
 
 SPARE, LEAST_SPARE = 1.25, 1024
 """Room for voxels of a level, over those expected: a factor, and a number."""
@@ -73,6 +74,34 @@ def _begun(module: nn.Module, voxels: Coordinates) -> list[Step]:
     if recipe and not voxels.asked and len(voxels) and kernels_serve(voxels.device.type):
         _build(voxels, recipe, recording())
     return recipe
+
+
+def build_levels(cloud: Coordinates, recipe: Sequence[Step]) -> dict[int, Coordinates]:
+    """The voxels of the levels of a recipe, with its maps: at once where kernels build them."""
+    if recipe and len(cloud) and kernels_serve(cloud.device.type):
+        _build(cloud, recipe, recording())
+    known = {0: cloud}
+    for step in recipe:
+        inputs = known.get(step.inputs)
+        if inputs is not None:
+            if step.shape not in inputs.foreseen:
+                inputs.foreseen[step.shape] = build_map(inputs, step.shape)
+            outputs = inputs.foreseen[step.shape][2]
+            known.setdefault(step.outputs, inputs if outputs is None else outputs)
+    return known
+
+
+MapRead = tuple[Step, Tensor, Tensor | None, Coordinates, Coordinates]
+"""Who reads a map, its tables, and the voxels that these number as outputs and as inputs."""
+
+
+def list_maps(maps: Sequence[MapRead]) -> None:
+    """Build the tiles of maps, and where gradients are recorded the pairs, if kernels read them."""
+    recorded = recording()
+    read = [m for m in maps if len(m[3]) and kernels_serve(m[3].device.type)]
+    tiles_together([job for each in read for job in _jobs(each, recorded)])
+    if recorded:
+        pairs_together([job for each in read for job in _pair_jobs(each)])
 
 
 class _Level(NamedTuple):
@@ -115,10 +144,17 @@ def _build(cloud: Coordinates, recipe: Sequence[Step], recorded: bool) -> None:
             written = None if outputs is inputs else outputs
             inputs.foreseen[step.shape] = *meet(inputs, outputs, step.shape), written
         if step.shape.mode != "submanifold" and step.shape in inputs.foreseen:
-            later += _jobs(inputs, step, recorded)
+            later += _jobs(_map_read(inputs, step), recorded)
     tiles_together(later)
     if recorded:
-        pairs_together([job for step in recipe for job in _pair_jobs(step, known)])
+        of = [(known.get(step.inputs), step) for step in recipe]
+        made = [_map_read(i, step) for i, step in of if i is not None and step.shape in i.foreseen]
+        pairs_together([job for each in made for job in _pair_jobs(each)])
+
+
+def _map_read(inputs: Coordinates, step: Step) -> MapRead:
+    table, back, outputs = inputs.foreseen[step.shape]
+    return step, table, back, inputs if outputs is None else outputs, inputs
 
 
 def _centred(inputs: Coordinates, shape: Geometry, recorded: bool, later: list[Job]) -> MapTables:
@@ -130,25 +166,22 @@ def _centred(inputs: Coordinates, shape: Geometry, recorded: bool, later: list[J
     return tables
 
 
-def _jobs(inputs: Coordinates, step: Step, recorded: bool) -> Iterator[Job]:
+def _jobs(read: MapRead, recorded: bool) -> Iterator[Job]:
     """The tiles that layers, and gradients of their inputs, read of a map that was built."""
-    table, back, outputs = inputs.foreseen[step.shape]
+    step, table, back, outputs, inputs = read
     forward, inverse = (layer is not None for layer in step.layers)
     if forward or (inverse and recorded):
-        yield Job(table, (outputs or inputs).order, len(table), SearchRemains())
-    if inverse or (forward and recorded):
+        yield Job(table, outputs.order, len(table), SearchRemains())
+    if back is not None and (inverse or (forward and recorded)):
         yield Job(back, inputs.order, len(back), SearchRemains())
 
 
-def _pair_jobs(step: Step, known: Mapping[int, Coordinates]) -> Iterator[PairJob]:
+def _pair_jobs(read: MapRead) -> Iterator[PairJob]:
     """The lists of pairs that gradients of weights read of a map that was built."""
-    inputs = known.get(step.inputs)
-    if inputs is None or step.shape not in inputs.foreseen:
-        return
-    table, back, outputs = inputs.foreseen[step.shape]
+    step, table, back, outputs, inputs = read
     forward, inverse = step.layers
     if forward:
-        yield PairJob(table, (outputs or inputs).order, step.shape.num_offsets, back is None)
+        yield PairJob(table, outputs.order, step.shape.num_offsets, back is None)
     if inverse and back is not None:
         yield PairJob(back, inputs.order, step.shape.num_offsets, mirrored=False)
 

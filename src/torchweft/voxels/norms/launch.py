@@ -100,7 +100,8 @@ def statistics_of_rank(x: Tensor) -> Tensor:
     if not rows:
         return x.new_zeros(2 * channels + 1, dtype=torch.float64)
     found = x.new_empty(2 * channels + 1, dtype=torch.float64)
-    _statistics(x, (found[:channels], found[channels:-1], found[-1]), None)
+    mean, var, count = found.split_with_sizes((channels, channels, 1))
+    _statistics(x, (mean, var, count), None)
     return found
 
 
