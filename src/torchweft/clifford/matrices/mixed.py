@@ -163,9 +163,7 @@ def mixed(
     Returns:
         (B, rows, F_out of all) and (rows, S_out).
     """
-    y, t = _mixed.several(
-        x, scalars, row, algebra.signature, pseudoscalar, list(features), s_out, bias
-    )
+    y, t = _mixed(x, scalars, row, algebra.signature, pseudoscalar, list(features), s_out, bias)
     return y, t
 
 

@@ -318,8 +318,8 @@ class FusedOperator:
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
         keeps_result: whether the result itself is the first saved tensor.
-        results: number of results; where there are several, `several` and `composition` return
-            them as a tuple, and `grad` is the tuple of their gradients.
+        results: number of results; several are a tuple, of `composition` too, and `grad` is the
+            tuple of their gradients.
         alone: `(*args) -> result` of eager calls without gradients; None if that takes as long as
             `forward`.
     """
@@ -339,7 +339,8 @@ class FusedOperator:
     ) -> None:
         self.results = results
         self.first_saved = 0 if keeps_result else results
-        self.tensors, self.forward, self.composition = tensors, forward, composition
+        self.tensors, self.forward = tensors, forward
+        self.composition: Call = composition
         self._alone = alone
         self._backward = backward
         several = "[]" if results > 1 else ""
@@ -359,28 +360,22 @@ class FusedOperator:
         )
 
     def __call__(self, *args: Any) -> Tensor:
-        """The only result, by the entry that the call needs."""
-        result: Tensor = self._entered(*args)
-        return result
-
-    def several(self, *args: Any) -> tuple[Tensor, ...]:
-        """The results, where there are several, by the entry that the call needs."""
-        results: tuple[Tensor, ...] = self._entered(*args)
-        return results
-
-    def _entered(self, *args: Any) -> Any:
+        """The result, or the tuple of several, by the entry that the call needs."""
+        result: Tensor
         if compiling():
-            return self.shown(self._op(*args))
+            result = self.shown(self._op(*args))
+            return result
         if transformed() or forward_level() >= 0:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
             return self._eager(args[self.tensors :], *args[: self.tensors])
         if self._alone is not None and unwatched(args[0]):
             return self._alone(*args)
-        return self.shown(self.run(*args))
+        result = self.shown(self.run(*args))
+        return result
 
     def shown(self, found: Sequence[Any]) -> Any:
-        """The result, or the tuple of results, of what begins with them."""
+        """The result, or the tuple of several, of what begins with them."""
         return found[0] if self.results == 1 else tuple(found[: self.results])
 
     def run(self, *args: Any) -> list[Tensor]:
@@ -431,14 +426,15 @@ def _fused_entry(op: FusedOperator) -> Call:
             ctx.save_for_backward(*tensors, *results[op.first_saved :])
             ctx.set_materialize_grads(op.results > 1)
             ctx.rest = rest
-            return op.shown(results)
+            return results[0] if op.results == 1 else op.shown(results)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             needed = ctx.needs_input_grad[1:]
             if grads[0] is None:
                 return (None,) * (1 + len(needed))
-            return (None, *op.gradients(ctx, op.shown(grads), needed))
+            grad = grads[0] if op.results == 1 else grads
+            return (None, *op.gradients(ctx, grad, needed))
 
     # as for Operator
     apply: Call = super(torch.autograd.Function, Eager).apply
