@@ -181,8 +181,13 @@ if INTERPRETED:
         maps, x, scalars = built("scalars", "triton")
         (of,) = maps
         before = of(x, scalars)[1]
-        of.s2s.register_forward_hook(lambda layer, given, out: out * 0)
+        handle = of.s2s.register_forward_hook(lambda layer, given, out: out * 0)
         assert (of(x, scalars)[1] - before).abs().max() > 0
+        handle.remove()
+        seen = []
+        of.s2s.register_full_backward_hook(lambda layer, *grads: seen.append(layer))
+        of(x, scalars.requires_grad_())[1].sum().backward()
+        assert seen == [of.s2s]
 
     LAYERS = {
         "self attention": lambda b: (SelfAttention(4, 6, 2, backend=b), 1, False),

@@ -25,6 +25,18 @@ def test_any_autocast():
         assert private.any_autocast(), f"_is_any_autocast_enabled {ADVICE}"
 
 
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
+def test_hooks_of_modules(register):
+    module = torch.nn.Linear(1, 1)
+    assert not private.is_hooked(module), f"a module's dictionary of hooks {ADVICE}"
+    handle = getattr(module, f"register_{register}")(lambda *_: None)
+    assert private.is_hooked(module), f"a module's dictionary of hooks {ADVICE}"
+    handle.remove()
+    assert not private.is_hooked(module), f"a module's dictionary of hooks {ADVICE}"
+
+
 def test_dispatch_modes():
     assert private.dispatch_modes() == 0, f"_len_torch_dispatch_stack {ADVICE}"
     with TorchDispatchMode():

@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "a joint map overlooks hooks",
-        "type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks",
+        "type(m) is nn.Linear and not is_hooked(m)",
         "type(m) is nn.Linear",
         f"{MIXED} -k plain",
         kernels=True,

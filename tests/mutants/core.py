@@ -16,6 +16,12 @@ TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
     Mutant(
+        "hooks of a backward pass are overlooked",
+        "return bool(forward or module._backward_hooks or module._backward_pre_hooks)",
+        "return bool(forward)",
+        "tests/contract/test_private.py -k hooks",
+    ),
+    Mutant(
         "the interpreter gives an operand a type and not its values",
         "if all(type(a) is not tensor or a.dtype.name == b.dtype.name for a, b in pairs):",
         "if True:",

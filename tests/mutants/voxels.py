@@ -208,7 +208,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sequence joins modules that have hooks",
-        "    if name is None or _hooked(module) or",
+        "    if name is None or is_hooked(module) or",
         "    if name is None or",
         FOLLOWING,
     ),

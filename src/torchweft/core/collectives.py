@@ -30,6 +30,7 @@ __all__ = [
     "largest",
     "pass_on",
     "total",
+    "trailing",
     "world",
 ]
 
@@ -179,7 +180,8 @@ def _gradients(
     return (call(grad, receive, send, group) if needed[0] else None,)
 
 
-def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+def trailing(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+    """The batch rule of exchanges of rows: the mapped dimension moves behind the others."""
     rows, dim = args[0], in_dims[0]
     assert dim is not None
     return call(rows.movedim(dim, -1), *args[1:]).movedim(-1, 0)
@@ -193,7 +195,7 @@ _exchange = Operator(
     _exchanged,
     _fake,
     _gradients,
-    _batch,
+    trailing,
 )
 
 

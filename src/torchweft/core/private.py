@@ -33,6 +33,7 @@ __all__ = [
     "functorch",
     "get_device",
     "group_name",
+    "is_hooked",
     "parse_to",
     "process_group",
     "raw_stream",
@@ -85,6 +86,12 @@ def stash(name: str, value: Any) -> None:
 def stashed(name: str) -> Any:
     """The value that `stash` has kept under a name; None if there is none."""
     return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether a hook waits for calls of a module, or for their gradients."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def group_name(group: Any = None) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from torchweft.core import private
-from torchweft.core.collectives import Group, Pending, begin, exchange, finish, world
+from torchweft.core.collectives import Group, Pending, begin, exchange, finish, trailing, world
 from torchweft.core.operators.operator import Call, Operator
 from torchweft.distributed.agreement import Calls, agree
 from torchweft.distributed.directory import Owners, find_owners, row_numbers
@@ -306,13 +306,6 @@ def _transposed(
     return (call(grad, send_rows, not back, *rest) if needed[0] else None,)
 
 
-def _trailing(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
-    """The mapped dimension of rows moves behind the others, which are any."""
-    rows, dim = args[0], in_dims[0]
-    assert dim is not None
-    return call(rows.movedim(dim, -1), *args[1:]).movedim(-1, 0)
-
-
 _halo_exchange = Operator(
     "halo_exchange",
     "Tensor rows, Tensor send_rows, bool back, SymInt num_rows, SymInt[] send, SymInt[] receive, "
@@ -322,7 +315,7 @@ _halo_exchange = Operator(
     _exchanged,
     _exchanged_shape,
     _transposed,
-    _trailing,
+    trailing,
 )
 """Own rows -> own rows, then the halo's; back: the transpose."""
 
@@ -334,7 +327,7 @@ _sent = Operator(
     _selected,
     _selected_shape,
     _transposed,
-    _trailing,
+    trailing,
 )
 """Own rows -> those that are sent; back: the transpose."""
 

@@ -18,6 +18,7 @@ from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.clifford.matrices import mixed
 from torchweft.clifford.matrices.terms import Map, moves
 from torchweft.core.operators.operands import narrowed, same_kind, widened
+from torchweft.core.private import is_hooked
 from torchweft.errors import ShapeError
 
 __all__ = ["EquiLayerNorm", "EquiLinear", "GradeDropout", "MixedLinear"]
@@ -297,10 +298,7 @@ def _parameters(maps: Sequence[MixedLinear]) -> Iterator[Tensor]:
 
 def _is_plain(of: MixedLinear) -> bool:
     """Whether its layers are nothing but their parameters: no adapter, quantisation or hook."""
-    layers = of._linear_layers().values()
-    return all(
-        type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in layers
-    )
+    return all(type(m) is nn.Linear and not is_hooked(m) for m in of._linear_layers().values())
 
 
 def _by_kernels(of: MixedLinear, x: Tensor, features: int) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchweft.clifford.algebra import Algebra
 from torchweft.core.operators.operator import below_transforms
 
-__all__ = ["Map", "dense", "moves", "terms", "times_pseudoscalar", "times_vector"]
+__all__ = ["Map", "dense", "moves", "terms"]
 
 Map = tuple[tuple[int, int, int], ...]
 """Blades (source, target, sign) of an equivariant map."""
@@ -39,11 +39,11 @@ class Terms(NamedTuple):
 
 def moves(algebra: Algebra, pseudoscalar: bool) -> list[tuple[Map, ...]]:
     """The maps that take grades elsewhere: by each null vector, then by the pseudoscalar."""
-    found = [times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
-    return [*found, times_pseudoscalar(algebra)] if pseudoscalar else found
+    found = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
+    return [*found, _times_pseudoscalar(algebra)] if pseudoscalar else found
 
 
-def times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
+def _times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
     """e_i⟨x⟩_g for g < n: blades without e_i, grade by grade."""
     vector = 1 << i
     return tuple(
@@ -56,7 +56,7 @@ def times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
     )
 
 
-def times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
+def _times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
     """⟨x⟩_g e_1…n for all grades g."""
     whole = algebra.blades[-1]
     return tuple(

@@ -426,6 +426,7 @@ def _fused_entry(op: FusedOperator) -> Call:
             ctx.save_for_backward(*tensors, *results[op.first_saved :])
             ctx.set_materialize_grads(op.results > 1)
             ctx.rest = rest
+            # `shown`, without a call in Python where there is one result
             return results[0] if op.results == 1 else op.shown(results)
 
         @staticmethod

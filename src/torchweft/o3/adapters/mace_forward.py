@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operator import compiling
+from torchweft.core.private import is_hooked
 from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import is_hooked
 from torchweft.o3.adapters.sources import Current, extended, extending
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors, rows_of_totals
 from torchweft.o3.energies.functions import graph_energies, sums_of_graphs

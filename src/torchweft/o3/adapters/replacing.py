@@ -21,7 +21,6 @@ from torchweft.errors import WeftError
 __all__ = [
     "all_or_nothing",
     "holding",
-    "is_hooked",
     "is_of",
     "naming",
     "replace_layers",
@@ -113,12 +112,6 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
         made._rest_of_state = rest  # type: ignore[assignment]
         made.register_load_state_dict_pre_hook(_take_rest)  # type: ignore[no-untyped-call]
     return made.train(module.training)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook waits for calls of a module."""
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def rest_of_state(module: nn.Module) -> dict[str, Tensor]:

@@ -45,7 +45,8 @@ DIGIT_BITS, ENTRIES_PER_BLOCK, ENTRIES_AT_ONCE = 7, 512, 64
 MOST_ENTRIES = 2**20
 """Entries up to which kernels sort them by digits of their rows.
 
-Of 114,688 edges of 4,096 nodes, torch's two sorts took a hundred launches and 0.6 ms (H100).
+A record of MACE with 114,688 edges of 4,096 nodes, where torch sorted six such lists, had 124
+launches and 0.64 ms more than the eager call (H100).
 """
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from torchweft.core.operators.operator import compiling
+from torchweft.core.private import is_hooked
 
 __all__ = ["taken"]
 
@@ -36,9 +37,9 @@ def taken(
     if compiling():
         return module, given
     first = convolves(module)
-    if first and rest and type(rest[-1]) in norms and not _hooked(rest[-1]):
+    if first and rest and type(rest[-1]) in norms and not is_hooked(rest[-1]):
         given["norm"] = rest.pop()
-    if rest and (first or (type(module) in norms and not _hooked(module))):
+    if rest and (first or (type(module) in norms and not is_hooked(module))):
         name = _activation_name(rest[-1], relus)
         if name is not None:
             given["activation"] = name
@@ -49,15 +50,6 @@ def taken(
 def _activation_name(module: nn.Module, relus: tuple[type[nn.Module], ...]) -> str | None:
     """Its name among ACTIVATIONS; None for another module, or one with hooks."""
     name = "relu" if type(module) in relus else _ACTIVATIONS.get(type(module))
-    if name is None or _hooked(module) or getattr(module, "approximate", "none") != "none":
+    if name is None or is_hooked(module) or getattr(module, "approximate", "none") != "none":
         return None
     return name
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
