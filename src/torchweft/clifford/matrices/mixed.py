@@ -186,7 +186,8 @@ def _forward(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> list[Ten
     layout = _layout(x, scalars, *options)
     weights = layout.weights(row)
     sums = _linear(scalars, weights.of_scalars, weights.bias)
-    t = sums[:, layout.wide :]
+    # no view for autograd, which would refuse to change it in place
+    t = sums.new_empty(0).set_(sums, layout.wide, (len(sums), layout.s_out), sums.stride())
     if layout.s_out:
         t.addmm_(layout.at_ends(x), weights.to_scalars.mT)
     y = x.new_empty((*x.shape[:-1], sum(layout.features)))
@@ -233,7 +234,7 @@ def _backward(
         if layout.s_out:
             torch.mm(gt.mT, layout.at_ends(x), out=found.to_scalars)
         tables = table.by_map, table.maps, columns
-        biased = sums if layout.bias else None
+        biased = sums.contiguous() if layout.bias else None
         launch.map_weights(x, gy, biased, tables, layout.number_of_maps, found.sums)
     return gx, g_scalars, g_row
 
