@@ -146,6 +146,14 @@ if INTERPRETED:
         for found, value in zip(of(x, scalars), expected, strict=True):
             torch.testing.assert_close(found.relu_(), value, rtol=0, atol=0)
 
+    def test_second_gradients_of_no_rows():
+        maps, *given = built("no rows", "triton")
+        maps, given = prepared("kernels", maps, given)
+        loss = sum(t.pow(3).sum() for t in joined(maps, *given)[0])
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        sum(t.square().sum() for t in first).backward()
+        assert not maps[0].mvs2mvs.weight.grad.any()
+
     def test_calls_repeat():
         maps, *given = built("joined", "triton")
         maps, given = prepared("kernels", maps, given)

@@ -256,6 +256,16 @@ def test_empty_batch(name):
     assert all(not p.grad.any() for p in module.parameters())
 
 
+@pytest.mark.parametrize("batch", [(0, 5), (2, 0)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_no_items(name, batch):
+    network = NETWORKS[name](F, 4, 8, 3, 2, 4, blocks=1, heads=2)
+    x, scalars = network(torch.randn(16, *batch, F), torch.randn(*batch, 3))
+    assert (x.shape, scalars.shape) == ((16, *batch, 4), (*batch, 2))
+    (x.sum() + scalars.sum()).backward()
+    assert all(p.grad is None or not p.grad.any() for p in network.parameters())
+
+
 INNER = [j for j, square in enumerate(PGA.squares) if square and PGA.grades[j] != 3]
 
 

@@ -280,7 +280,7 @@ def _products(
     rows[-1] = rows[-1].contiguous()
     key = programs.key("bilinear", algebra)
     found = operator.run(key, backend_for(backend, algebra, rows), *rows)
-    return torch.cat(found, -1).view(*a.shape[:-1], -1)
+    return torch.cat(found, -1).view(*a.shape[:-1], 2 * a.shape[-1])
 
 
 def _orientation(reference: Tensor, algebra: Algebra) -> Tensor:

@@ -187,7 +187,8 @@ def _forward(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> list[Ten
     weights = layout.weights(row)
     sums = _linear(scalars, weights.of_scalars, weights.bias)
     # no view for autograd, which would refuse to change it in place
-    t = sums.new_empty(0).set_(sums, layout.wide, (len(sums), layout.s_out), sums.stride())
+    t = sums.new_empty(0)
+    t.set_(sums.untyped_storage(), layout.wide, (len(sums), layout.s_out), sums.stride())
     if layout.s_out:
         t.addmm_(layout.at_ends(x), weights.to_scalars.mT)
     y = x.new_empty((*x.shape[:-1], sum(layout.features)))
@@ -254,7 +255,7 @@ def _composition(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> tupl
     if weights.bias is not None:
         sums = sums + weights.bias
     added, t = sums.split_with_sizes([layout.wide, layout.s_out], 1)
-    first, *last = added.view(len(added), -1, layout.ends).unbind(2)
+    first, *last = added.view(len(added), sum(layout.features), layout.ends).unbind(2)
     inner = y[1:-1] if last else y[1:]
     y = torch.cat([y[:1] + first, inner, *(y[-1:] + e for e in last)])
     return y, t + layout.at_ends(x) @ weights.to_scalars.mT
