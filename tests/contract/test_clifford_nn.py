@@ -210,13 +210,14 @@ COMPILED |= {"transformer": transformer, "convolution": convolution}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="torch.compile is checked without TRITON_INTERPRET")
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", COMPILED)
-def test_modules_compile_whole(name):
+def test_modules_compile_whole(name, dynamic):
     torch.manual_seed(0)
     module, inputs = COMPILED[name]()
     # what happens in aot_autograd is up to the operators, and slow for a network of many
     backend = "aot_eager" if name.startswith("layer") else "eager"
-    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    compiled = torch.compile(module, fullgraph=True, dynamic=dynamic, backend=backend)
     found, expected = (gradients(f, module, inputs) for f in (compiled, module))
     for one, other in zip(found, expected, strict=True):
         same(one, other)

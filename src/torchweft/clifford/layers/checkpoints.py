@@ -255,7 +255,8 @@ def _with_options(state: State, options: Mapping[str, Any], gelu: str = "gelu") 
             elif part == "mlp":
                 place = f"{owner}.mlp".lstrip(".")
                 metadata[place] = {k: options[k] for k in ("bivectors",) if k in options}
-                metadata[f"{place}.gate"] = {"activation": activation}
+                if parts[i + 1] in ("linear", "linears"):  # which follow the gate
+                    metadata[f"{place}.gate"] = {"activation": activation}
             elif part == "blocks":
                 metadata[f"{owner}.reinsert".lstrip(".")] = inserted
     found._metadata = metadata  # type: ignore[attr-defined]
