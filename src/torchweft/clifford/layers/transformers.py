@@ -429,6 +429,8 @@ class GATrBlock(nn.Module):
 class GATr(nn.Module):
     """The geometric algebra transformer: a linear map, blocks, a linear map.
 
+    The reference of its joins is the mean of the input over items and features.
+
     Args:
         in_features: input multivectors of an item.
         out_features: output multivectors of an item.
