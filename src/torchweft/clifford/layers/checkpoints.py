@@ -85,7 +85,7 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 def from_gatr(
     source: Source, algebra: Algebra = PGA, *, configuration: Configuration = None
 ) -> State:
-    """Converts the state of a GATr module: EquiLinear, or a layer, block or network with it.
+    """Converts the state of a GATr module: EquiLinear, attention, or a block or network with it.
 
     Args:
         source: the original module, or its state dict.
@@ -124,10 +124,10 @@ def from_gatr(
 
 
 def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
-    """Converts the state of an L-GATr module of version 1 or 2.
+    """Converts the state of an L-GATr module: EquiLinear, attention, or a block or network with it.
 
-    Slim and conditional networks are those of version 2; a cross attention of version 1 is
-    `CrossAttention` with `norm_heads=False`.
+    Of versions 1 and 2; slim and conditional networks of version 2 alone.  A cross attention of
+    version 1 is `CrossAttention` with `norm_heads=False`.
 
     Args:
         source: the original module, or its state dict.
