@@ -42,6 +42,8 @@ from torchweft.clifford import (
     SteerableGeometricProduct,
     clifford_conv,
     geometric_attention,
+    geometric_product,
+    grade_linear,
     message_plan,
     reference,
 )
@@ -255,6 +257,17 @@ def test_empty_batch(name):
     assert out.shape[:3] == (8, 0, 5)
     out.sum().backward()
     assert all(not p.grad.any() for p in module.parameters())
+
+
+def test_no_features():
+    """Red before: torch was left to infer a dimension of a tensor without numbers."""
+    x = torch.zeros(3, 8, 5, 0, requires_grad=True)
+    weight = torch.zeros(4, 0, 2, requires_grad=True)
+    y = grade_linear(x[0], weight, None, SPACE)
+    torch.testing.assert_close(y, torch.zeros(8, 5, 2), rtol=0, atol=0)
+    assert [t.shape for t in torch.autograd.grad(y.sum(), (x, weight))] == [x.shape, weight.shape]
+    product = functools.partial(geometric_product, algebra=SPACE)
+    assert torch.vmap(product)(x, x).shape == x.shape
 
 
 @pytest.mark.parametrize("batch", [(0, 5), (2, 0)])
