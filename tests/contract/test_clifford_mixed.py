@@ -182,6 +182,8 @@ if INTERPRETED:
         maps, x, scalars = built("joined", "triton")
         with pytest.raises(DTypeError, match=r"scalars is torch.float16 but x is torch.float32"):
             joined(maps, x, scalars.half())
+        with pytest.raises(DTypeError, match=r"weight is torch.float32 but x is torch.float16"):
+            joined(maps, x.half(), scalars.half())
         with pytest.raises(ShapeError, match=r"scalars is \(70, 5\): MixedLinear needs"):
             joined(maps, x, scalars[:, :5])
 

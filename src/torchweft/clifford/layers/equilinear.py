@@ -275,7 +275,8 @@ def _of_one_input(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> li
     if not (all(map(_is_plain, maps)) and _by_kernels(first, x, sum(features))):
         return [of._by_parts(x, scalars) for of in maps]
     row = torch.cat([p.reshape(-1) for p in _parameters(maps)])
-    x, scalars, row = same_kind(narrowed, x=x.movedim(first.blade_dim, 0), scalars=scalars, row=row)
+    given = {"x": x.movedim(first.blade_dim, 0), "scalars": scalars, "weight": row}
+    x, scalars, row = same_kind(narrowed, **given)
     widths = [of.out_scalars for of in maps]
     y, t = mixed.mixed(
         x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1),
