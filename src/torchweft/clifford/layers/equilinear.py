@@ -211,7 +211,7 @@ class MixedLinear(nn.Module):
                 f"in_scalars={scalars.shape[-1]}."
             )
         self.mvs2mvs.check(x, self.mvs2mvs.in_features)
-        batch = x.movedim(self.blade_dim, 0).shape[1:-1]
+        batch = x.shape[1:-1] if self.blade_dim == 0 else x.shape[:-2]
         if scalars.shape[:-1] != batch:
             raise ShapeError(
                 f"scalars is {tuple(scalars.shape)} and x is {tuple(x.shape)}: both need the same "
