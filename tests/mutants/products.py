@@ -208,9 +208,15 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "a GPU divides means by about their number of rows",
+        "tl.div_rn(z, count) if z.dtype == tl.float32 else z / count",
+        "z / count",
+        "tests/compile/test_products.py -k rounded_once",
+    ),
+    Mutant(
         "a mean of no rows is not 0",
-        "z /= tl.maximum(items, 1).to(ACC)",
-        "z /= items.to(ACC)",
+        "count = tl.maximum(items, 1).to(ACC)",
+        "count = items.to(ACC)",
         f"{SEGMENTS} -k without_rows",
         kernels=True,
     ),

@@ -95,6 +95,18 @@ MUTANTS = [
         "tests/contract/test_reductions_knn.py -k wider",
     ),
     Mutant(
+        "a GPU numbers cells by products, and the host counts them by quotients",
+        "math.floor((high - low) * self.rate)",
+        "math.floor((high - low) / size)",
+        "tests/contract/test_reductions_knn.py -k counts_the_cells",
+    ),
+    Mutant(
+        "cells of points nearly in one place have no size",
+        "least = max(max(sides) / MOST_CELLS, sys.float_info.min)",
+        "least = max(sides) / MOST_CELLS",
+        "tests/contract/test_reductions_knn.py -k any_size",
+    ),
+    Mutant(
         "cells two beside a query's are left out",
         "2: (-1, 2)}",
         "2: (-1,)}",
