@@ -157,6 +157,8 @@ def test_integers(dtype, backend):
         assert call("sum").tolist() == [[total, 4], [0, 0], [7, 5]]
         assert call("max").tolist() == [[100, 3], [least, least], [7, 5]]
         assert call("min").tolist() == [[100, 1], [most, most], [7, 5]]
+    for name in ("sum", "max", "min"):
+        assert reduce(name, x[:0], index[:0], num_segments=2, backend=backend).dtype == dtype
 
 
 @kernels

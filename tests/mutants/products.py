@@ -214,6 +214,12 @@ MUTANTS = [
         "tests/compile/test_products.py -k rounded_once",
     ),
     Mutant(
+        "extremes of no rows of integers are int64",
+        "x.sum(0, dtype=x.dtype)",
+        "x.sum(0)",
+        f"{SEGMENTS} -k test_integers",
+    ),
+    Mutant(
         "a mean of no rows is not 0",
         "count = tl.maximum(items, 1).to(ACC)",
         "count = items.to(ACC)",
