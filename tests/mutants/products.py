@@ -220,6 +220,13 @@ MUTANTS = [
         f"{SEGMENTS} -k test_integers",
     ),
     Mutant(
+        "compiled products are not checked",
+        "found = (admit.__wrapped__ if compiling else admit)(op, metas(tensors))",
+        "found = admit.__wrapped__(op, [m and (m[0], *metas((input1,))[0][1:]) for m in metas(tensors)]"
+        " if compiling else metas(tensors))",
+        f"{ERRORS} -k compiled",
+    ),
+    Mutant(
         "a mean of no rows is not 0",
         "count = tl.maximum(items, 1).to(ACC)",
         "count = items.to(ACC)",
