@@ -220,6 +220,12 @@ MUTANTS = [
         f"{SEGMENTS} -k test_integers",
     ),
     Mutant(
+        "products on the CPU are views of their sums",
+        "    return out.data  # no view",
+        "    return out  # no view",
+        "tests/contract/test_products_doors.py -k in_place",
+    ),
+    Mutant(
         "compiled products are not checked",
         "found = (admit.__wrapped__ if compiling else admit)(op, metas(tensors))",
         "shown = tensors[:1] * 2 + tensors[2:] if compiling else tensors\n"

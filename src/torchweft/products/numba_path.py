@@ -87,7 +87,8 @@ def product_numba(
         bounds = torch.tensor([0, parts], dtype=torch.int32)
         out = _sum_pieces(out.reshape(1, parts, table.num_rows * width), bounds, 1)
     lead = [] if batch is None or summed else [batch]
-    return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+    out = out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+    return out.data  # no view: torch lets no caller write to a view that a Function returns
 
 
 def _is_gemm(op: str, first: Tensor, second: Tensor, accumulate: bool) -> bool:

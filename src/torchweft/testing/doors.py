@@ -25,6 +25,7 @@ __all__ = [
     "check_cuda_graph",
     "check_export",
     "check_forward_mode",
+    "check_in_place",
     "check_meta",
     "check_numerical",
     "check_opcheck",
@@ -227,6 +228,13 @@ def check_checkpoint(case: Case, device: str = "cpu") -> None:
         assert_same_bits(out, expected, f"{case.name}, checkpointed")
 
 
+def check_in_place(case: Case, device: str = "cpu") -> None:
+    """The caller may write to a result that has gradients: `z += bias`, `z.relu_()`."""
+    problem = pose(case, device=device)
+    value = case.call(*problem.map(_leaf).inputs, **problem.tables)
+    value.mul_(2)
+
+
 def check_cuda_graph(case: Case, device: str = "cuda") -> None:
     """Value and gradients captured once and replayed on changed inputs give the same bits."""
     problem = pose(case, device=device, dtype=torch.float32)
@@ -265,6 +273,7 @@ DOOR_CHECKS: tuple[Callable[..., None], ...] = (
     check_autocast,
     check_meta,
     check_checkpoint,
+    check_in_place,
 )
 """The promises of the doors on any device; `check_cuda_graph` needs a GPU."""
 
