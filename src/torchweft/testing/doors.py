@@ -23,6 +23,7 @@ __all__ = [
     "check_checkpoint",
     "check_compile",
     "check_cuda_graph",
+    "check_default_device",
     "check_export",
     "check_forward_mode",
     "check_in_place",
@@ -226,6 +227,21 @@ def check_checkpoint(case: Case, device: str = "cpu") -> None:
         results.append(torch.autograd.grad(value, leaves, problem.cotangent))
     for out, expected in zip(*results, strict=True):
         assert_same_bits(out, expected, f"{case.name}, checkpointed")
+
+
+def check_default_device(case: Case, device: str = "cpu") -> None:
+    """Tensors are used where they are, whatever torch.set_default_device says."""
+    problem = pose(case, device=device)
+    results = []
+    for default in ("meta", device):
+        leaves, function = _over_given(
+            problem.map(_leaf), functools.partial(case.call, **problem.tables)
+        )
+        with torch.device(default):
+            value = function(*leaves)
+            results.append([value, *torch.autograd.grad(value, leaves, problem.cotangent)])
+    for out, expected in zip(*results, strict=True):
+        assert_same_bits(out, expected, f"{case.name}, by another default device")
 
 
 def check_in_place(case: Case, device: str = "cpu") -> None:

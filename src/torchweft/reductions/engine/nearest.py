@@ -240,7 +240,7 @@ def _by_kernel(
 def _steps(dim: int, reach: int, device: torch.device) -> Tensor:
     """(runs, D) from a cell to the middle one of each three along the last axis."""
     aside = [range(-reach, reach + 1)] * (dim - 1)
-    steps = torch.tensor(list(itertools.product(*aside, RUNS[reach])))
+    steps = torch.tensor(list(itertools.product(*aside, RUNS[reach])), device="cpu")
     return steps.to(device, non_blocking=True)  # else the host waits for all that runs
 
 

@@ -189,7 +189,7 @@ def _rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
 
 
 def _folded(n: Node, args: tuple[Node, ...]) -> Node:
-    values = [torch.tensor([a.data], dtype=torch.float64) for a in args]
+    values = [torch.tensor([a.data], dtype=torch.float64, device="cpu") for a in args]
     data = () if n.data is None else (n.data,)
     return const(PRIMITIVES[n.op].value(*values, *data).item())
 
