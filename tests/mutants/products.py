@@ -77,8 +77,8 @@ MUTANTS = [
     ),
     Mutant(
         "numba's parts of a sum over n overlap",
-        "bounds = torch.arange(parts + 1).mul_(part).clamp_(max=size)",
-        "bounds = torch.arange(parts + 1).mul_(part - 1).clamp_(max=size)",
+        ".mul_(part).clamp_(max=size)",
+        ".mul_(part - 1).clamp_(max=size)",
         f"{VALUES} -k numba",
     ),
     Mutant(
