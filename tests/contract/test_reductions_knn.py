@@ -167,6 +167,11 @@ def test_fewer_points_than_asked_for():
     assert bool((nearest(draw(10, 3), draw(0, 3), 2) == -1).all())
 
 
+def test_points_cannot_be_mapped():
+    with pytest.raises(torchweft.ShapeError, match=r"x is mapped by torch.vmap: .* Call once for"):
+        torch.vmap(lambda x: nearest(x, x, 2))(draw(3, 5, 2))
+
+
 def test_infinite_points():
     x = draw(20, 2)
     y = draw(30, 2, seed=1)

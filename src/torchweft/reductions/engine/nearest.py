@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Tile, current_device
+from torchweft.core.operators.operands import check_unmapped
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.engine.tree import nearest_by_tree, worth_a_tree
@@ -57,7 +58,7 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     log N + k boxes wherever they are; else all M · N pairs.
 
     Raises:
-        ShapeError: x and y are not (points, D) of one D, or k is below 1.
+        ShapeError: x and y are not (points, D) of one D, k is below 1, or torch.vmap maps points.
         DTypeError: x and y are not of one floating dtype.
 
     Example:
@@ -76,6 +77,7 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
             f"x is {x.dtype} but y is {y.dtype}: both must be of one floating type. Pass "
             "y.to(x.dtype)."
         )
+    check_unmapped("Call once for each cloud.", x=x, y=y)
     wide = torch.promote_types(x.dtype, torch.float32)
     return whole().nearest(_nearest, x.detach().to(wide), y.detach().to(wide), k)
 
