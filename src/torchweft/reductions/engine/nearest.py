@@ -123,7 +123,7 @@ class _Grid:
     Attributes:
         low: (D,) corner of cell 0.
         size: of a cell.
-        rate: its inverse: a GPU has no division by a number of the host, and multiplies by it.
+        rate: its inverse, by which torch multiplies on a GPU where a number of the host divides.
         most: (D,) the last cell of each axis.
         keys: (N,) cells' numbers, ascending.
         order: (N,) the points in that order.
