@@ -142,7 +142,10 @@ def results(name, layout, tensors, element, order):
     places = dict(symmetric_operator.columns(name, layout, tensors[1].shape[2]))
     channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
     index = {
-        slot: torch.tensor([[c.offset + n * c.step for n in range(channels)] for c in columns])
+        slot: torch.tensor(
+            [[c.offset + n * c.step for n in range(channels)] for c in columns],
+            device=element.device,
+        )
         for slot, columns in places.items()
     }
     leaves = {

@@ -15,7 +15,6 @@ from tests.conftest import BACKENDS, INTERPRETED
 from torchweft.testing.doors import (
     DOOR_CHECKS,
     check_autocast,
-    check_default_device,
     check_numerical,
 )
 
@@ -24,7 +23,7 @@ if INTERPRETED:
 
 
 @pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
-@pytest.mark.parametrize("check", [*DOOR_CHECKS, check_default_device])
+@pytest.mark.parametrize("check", DOOR_CHECKS)
 @pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)

@@ -24,7 +24,7 @@ from torchweft.testing.contract import (
     check_repeatable,
     check_values,
 )
-from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_default_device
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SUITE = segments.suite()
@@ -63,7 +63,7 @@ def test_promises(check, case, backend):
 @pytest.mark.parametrize("case", DOORS, ids=named)
 @pytest.mark.parametrize(
     "check",
-    [*(check for check in DOOR_CHECKS if check is not check_autocast), check_default_device],
+    [check for check in DOOR_CHECKS if check is not check_autocast],
 )
 @pytest.mark.singly
 def test_door(check, case):

@@ -14,7 +14,6 @@ from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, c
 from torchweft.testing.doors import (
     DOOR_CHECKS,
     check_autocast,
-    check_default_device,
     check_numerical,
 )
 
@@ -69,9 +68,7 @@ def test_body_of_loops(check, case):
 
 @natively
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
-@pytest.mark.parametrize(
-    "check", [*(door for door in DOOR_CHECKS if door is not check_autocast), check_default_device]
-)
+@pytest.mark.parametrize("check", [door for door in DOOR_CHECKS if door is not check_autocast])
 @pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)

@@ -192,7 +192,7 @@ def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list
     if size == 1:
         return [list(numbers)]
     found = torch.zeros(size, len(numbers), dtype=torch.int64, device=_device(group))
-    found[rank] = torch.tensor(numbers)
+    found[rank] = torch.tensor(numbers, device="cpu")
     distributed.all_reduce(found, group=group)
     by_rank: list[list[int]] = found.tolist()
     return by_rank

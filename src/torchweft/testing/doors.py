@@ -233,7 +233,7 @@ def check_default_device(case: Case, device: str = "cpu") -> None:
     """Tensors are used where they are, whatever torch.set_default_device says."""
     problem = pose(case, device=device)
     results = []
-    for default in ("meta", device):
+    for default in ("meta" if device == "cpu" else "cpu", device):
         leaves, function = _over_given(
             problem.map(_leaf), functools.partial(case.call, **problem.tables)
         )
@@ -290,6 +290,7 @@ DOOR_CHECKS: tuple[Callable[..., None], ...] = (
     check_meta,
     check_checkpoint,
     check_in_place,
+    check_default_device,
 )
 """The promises of the doors on any device; `check_cuda_graph` needs a GPU."""
 

@@ -101,7 +101,7 @@ def dense(signature: str, pseudoscalar: bool, dtype: torch.dtype, device: torch.
     """(M, B, B): the sign with which map m takes blade i to blade j, at [m, j, i]."""
     count, found = _all(signature, pseudoscalar)
     blades = Algebra.from_signature(signature).num_blades
-    table = torch.zeros(count, blades, blades, dtype=dtype)
+    table = torch.zeros(count, blades, blades, dtype=dtype, device="cpu")
     for i, j, m, sign in found:
         table[m, j, i] = sign
     return table.to(device)

@@ -82,10 +82,10 @@ def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     given = list(leaves.values())
     for expressions in values:
         found_values = evaluate(expressions, leaves, size)
-        given += [torch.stack([torch.as_tensor(v) for v in found_values])]
+        given += [torch.stack([torch.as_tensor(v, device="cpu") for v in found_values])]
     shape = size["row"], size["feature"]
     results = [
-        torch.empty(operand.size, *shape, dtype=wide) if "row" in operand.axes else None
+        inputs[0].new_empty(operand.size, *shape, dtype=wide) if "row" in operand.axes else None
         for operand in (output.operand for output in found.outputs)
     ]
     return [r.to(inputs[0].dtype) for r in looped.run(found, wide, shape, given, results)]
@@ -178,7 +178,9 @@ class CliffordRule(ProgramRule):
             return tuple(torch.stack(results) for results in zip(*calls, strict=True))
         triples = zip(tensors, dims, found.inputs, strict=True)
         results = call([_folded(size, *triple) for triple in triples], rest)
-        return tuple(r.unflatten(1, (size, r.shape[1] // size)).movedim(1, 0) for r in results)
+        return tuple(
+            r.reshape(len(r), size, r.shape[1] // size, r.shape[-1]).movedim(1, 0) for r in results
+        )
 
 
 @functools.cache

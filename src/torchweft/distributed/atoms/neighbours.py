@@ -150,8 +150,8 @@ class DistributedNeighbourList:
 
     def _all_serve(self, ids: Tensor, system: System) -> bool:
         """Whether the candidates of every rank are complete."""
-        stale = torch.tensor([not self._own_serve(ids, system)], dtype=torch.int64)
-        return not bool(all_sum(stale.to(ids.device), self.group))
+        stale = ids.new_tensor([not self._own_serve(ids, system)], dtype=torch.int64)
+        return not bool(all_sum(stale, self.group))
 
     def _own_serve(self, ids: Tensor, system: System) -> bool:
         if self._of is None or self._of[1].signature != system.signature:

@@ -92,7 +92,7 @@ def grid_cluster(x: Tensor, size: float | Tensor, origin: float | Tensor | None 
             f"x is {tuple(x.shape)}: points are (M, D). Pass x.view(-1, 1) for points of a line."
         )
     edge = _of_coordinates("size", size, x)
-    given = torch.as_tensor(size)
+    given = size if isinstance(size, Tensor) else torch.as_tensor(size, device="cpu")
     if given.device.type == "cpu" and not (given > 0).all():  # nobody waits for a device
         raise ShapeError(
             f"size is {given.tolist()}: the edge of a cell must be positive. Pass a length of the "

@@ -52,7 +52,7 @@ def convolve(
 
     num_offsets, inner, outer = weight.shape
     table = whole(table, order, num_offsets)
-    y = torch.empty(table.shape[1], outer, dtype=torch.promote_types(x.dtype, torch.float32))
+    y = x.new_empty(table.shape[1], outer, dtype=torch.promote_types(x.dtype, torch.float32))
     threads = torch.get_num_threads()
     parts = 1 if threads == 1 else CHUNKS_PER_THREAD * threads
     chunk = max(1, min(MOST_ROWS, -(-len(y) // parts)))

@@ -295,8 +295,8 @@ def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Ten
     """(P, 2^d, d) the voxels whose centres are around a point, and (P, 2^d) their shares."""
     low = _cells(points, edges, corner + edges / 2)  # by the next lower centre on every axis
     part = ((points.double() - corner) / edges - 0.5 - low).clamp(0, 1).unsqueeze(1)
-    steps = torch.tensor(list(itertools.product((0, 1), repeat=points.shape[1])))
-    steps = steps.to(points.device)
+    axes = points.shape[1]
+    steps = torch.tensor(list(itertools.product((0, 1), repeat=axes)), device=points.device)
     return low.unsqueeze(1) + steps, torch.where(steps == 1, part, 1 - part).prod(2)
 
 

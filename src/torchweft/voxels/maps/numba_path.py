@@ -41,7 +41,7 @@ def pack(rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """(N,) int64 keys of int32 rows in a box, whose keys one integer holds."""
     from torchweft.voxels.maps import numba_loops
 
-    keys = torch.empty(len(rows), dtype=torch.int64)
+    keys = rows.new_empty(len(rows), dtype=torch.int64)
     numba_loops.keys_of(rows.numpy(), np.array(lows), np.array(sizes), keys.numpy())
     return keys
 
@@ -86,7 +86,7 @@ def reached(rows: Tensor, sizes: Sequence[int], shape: Geometry) -> tuple[Tensor
     keys, limits = np.empty(room, np.int64), np.array(sizes)
     count = numba_loops.reach(rows.numpy(), kernel, limits, shape.transposed, keys)
     found = distinct(torch.from_numpy(keys[:count]), sizes)
-    outputs = torch.empty(len(found), len(sizes), dtype=torch.int32)
+    outputs = rows.new_empty(len(found), len(sizes))
     numba_loops.rows_of(found.numpy(), limits, outputs.numpy())
     return found, outputs
 

@@ -140,4 +140,4 @@ def packing_of(sizes: tuple[int, ...]) -> Packing | None:
     """The packing of a box (batch, *shape), shared by equal sizes; None: keys pass one integer."""
     if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 1:
         return None
-    return Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes)
+    return Packing(torch.empty(0, len(sizes), device="cpu"), (0,) * len(sizes), sizes)

@@ -265,4 +265,5 @@ def _uploaded(numbers: Sequence[Sequence[int]], blocks: int, table: Tensor) -> T
     """The numbers of jobs beside a table, as `job_kernels` reads them."""
     rows = [[*of, *[0] * (WIDTH - len(of))] for of in numbers]
     rows += [[blocks] + [0] * (WIDTH - 1)] * (MOST_JOBS - len(rows))
-    return torch.tensor(rows, pin_memory=table.is_cuda).to(table.device, non_blocking=True)
+    made = torch.tensor(rows, device="cpu", pin_memory=table.is_cuda)
+    return made.to(table.device, non_blocking=True)
