@@ -149,6 +149,7 @@ STEPS = {
     "children and back": lambda x: and_back(x, 2, 2),
     "overlapping and back": lambda x: and_back(x, 3, 2, 1),
     "floor and back": lambda x: and_back(x, 3, (2, 4, 1), outputs="floor"),
+    "gaps and back": lambda x: and_back(x, 1, (3, 2, 1), outputs="floor"),
     "submanifold and back": lambda x: and_back(x, 3, cls=SubMConv3d),
     "up to a skip": up_to_skip,
     "pruned": pruned,

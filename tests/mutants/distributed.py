@@ -71,6 +71,12 @@ MUTANTS = [
         f"{SCENES} -k layers",
     ),
     Mutant(
+        "an inverse map that reads no voxels of other ranks is the map itself",
+        "return *tables_between(inputs, onto, shape, inverse), None, None",
+        "return *tables_between(inputs, onto, shape, False), None, None",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
         "layers whose ranks read no voxels of another exchange features",
         "if self._slabs.shared((inputs.stride, asked.stride), shape, inverse):",
         "if True:",
