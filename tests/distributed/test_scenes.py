@@ -154,6 +154,7 @@ STEPS = {
     "up to a skip": up_to_skip,
     "pruned": pruned,
     "union": unions,
+    "union of one": lambda x: voxels.union([x]),
     "norms of samples": normed,
     "norm without running statistics": lambda x: statistics_of(x).eval()(x),
     "max pool": lambda x: voxels.sparse_max_pool(x, 3, 2, 1),
