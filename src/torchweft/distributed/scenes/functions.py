@@ -48,10 +48,11 @@ def shard_voxels(
 
     Networks run on the result as on a tensor of one process, and all ranks together compute what
     one process would: convolutions, pools, upsampling, `cat`, `+`, `union` and `prune` give this
-    rank's voxels of the result, global pools the same result on every rank; norms count all
-    voxels.  The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds
-    them.  The gradient of each voxel arrives at its owner, to any order.  `replace` keeps all this;
-    a SparseTensor that is built anew from rows of the result belongs to this rank only.
+    rank's voxels of the result, global pools the same result on every rank; norms count all voxels.
+    The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds them; those
+    of parameters behind a global pool differ, see `voxels.global_pool`.  The gradient of each voxel
+    arrives at its owner, to any order.  `replace` keeps all this; a SparseTensor that is built anew
+    from rows of the result belongs to this rank only.
 
     Space is cut into a box for each rank, by recursive bisection along samples and axes, at
     multiples of `block`.  A layer's output belongs to the rank in whose box its lowest corner
