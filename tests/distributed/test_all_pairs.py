@@ -466,6 +466,11 @@ FAULTS = {
         ShapeError,
         "a holds a weight of -0.2",
     ),
+    "a point that is not finite": (
+        lambda rank, x, y, b: SamplesLoss()(x + (torch.nan if rank else 0), y),
+        ShapeError,
+        "points and their distances must be finite",
+    ),
     "a cloud of nothing": (_empty_cloud, ShapeError, "a cloud must have at least one point"),
     "neighbours": (
         lambda rank, x, y, b: nearest(x, y.float() if rank else y, 2),

@@ -275,6 +275,16 @@ def test_calls_that_differ_are_told_before_anything_is_sent(shapes, dtypes, text
     assert text in first
 
 
+def no_rows(rank, size, group):
+    own, needed = parts(size)[rank]
+    with pytest.raises(DTypeError, match=r"rank 1: halo\(x\): the rows are a NoneType"):
+        Halo(own, needed, group)(None if rank else rows()[own])
+
+
+def test_what_is_no_tensor_is_told_on_all():
+    run(no_rows, 2)
+
+
 def test_one_rank_needs_no_group():
     halo, x = Halo(torch.arange(3), torch.arange(0)), torch.randn(3, 2, requires_grad=True)
     assert halo(x) is x

@@ -188,9 +188,8 @@ class Halo:
 
     def _agree(self, name: str, x: Tensor, rows: int, floating: bool = False) -> None:
         """Compare the call between the ranks; compiled and captured calls are not compared."""
-        if torch.compiler.is_compiling() or (
-            x.is_cuda and torch.cuda.is_current_stream_capturing()
-        ):
+        on_gpu = isinstance(x, Tensor) and x.is_cuda
+        if torch.compiler.is_compiling() or (on_gpu and torch.cuda.is_current_stream_capturing()):
             return
 
         def describe() -> Mapping[str, Any]:
