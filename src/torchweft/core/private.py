@@ -88,6 +88,9 @@ def stashed(name: str) -> Any:
     return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
 
 
+_any_global_hook: Callable[[], bool] = torch.nn.modules.module._has_any_global_hook
+
+
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether calls of a module do more than the forward method of its class.
 
@@ -96,7 +99,7 @@ def is_hooked(module: torch.nn.Module) -> bool:
     """
     forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     backward = module._backward_hooks or module._backward_pre_hooks
-    return bool(forward or backward or torch.nn.modules.module._has_any_global_hook())
+    return bool(forward or backward or _any_global_hook())
 
 
 def group_name(group: Any = None) -> str:
