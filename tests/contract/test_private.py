@@ -37,6 +37,16 @@ def test_hooks_of_modules(register):
     assert not private.is_hooked(module), f"a module's dictionary of hooks {ADVICE}"
 
 
+def test_hooks_of_all_modules_and_a_forward_of_one():
+    module, hooks = torch.nn.Linear(1, 1), torch.nn.modules.module
+    handle = hooks.register_module_forward_hook(lambda *_: None)
+    assert private.is_hooked(module), f"_has_any_global_hook {ADVICE}"
+    handle.remove()
+    assert not private.is_hooked(module), f"_has_any_global_hook {ADVICE}"
+    module.forward = torch.nn.Identity().forward
+    assert private.is_hooked(module), f"a module's attributes {ADVICE}"
+
+
 def test_dispatch_modes():
     assert private.dispatch_modes() == 0, f"_len_torch_dispatch_stack {ADVICE}"
     with TorchDispatchMode():

@@ -194,6 +194,16 @@ def test_what_is_not_plain_runs_by_itself():
         same(network(tensor).feats, expected)
 
 
+def test_a_hook_of_a_convolution_sees_its_result():
+    network, tensor = sequence()
+    network.eval()
+    with torch.no_grad():
+        expected, own, seen = network(tensor).feats, network[0](tensor).feats, []
+        network[0].register_forward_hook(lambda module, args, result: seen.append(result.feats))
+        torch.testing.assert_close(network(tensor).feats, expected)
+    torch.testing.assert_close(seen, [own])
+
+
 def test_norms_of_torch_in_a_sequence():
     network, tensor = sequence()
     plain = nn.BatchNorm1d(8).to(DEVICE)

@@ -2,8 +2,9 @@
 
 Seen red with: dot products of one rank, weights 1 / M of a rank's rows, the box of a rank's points,
 neighbours merged by block, points gathered in the order of the ring, errors of one rank raised
-there alone (a hang), a backward pass outside of `all_pairs` over this rank's rows alone, nodes of
-gradients that were numbered in another thread than those of results.
+there alone (a hang), boxes of fewer coordinates on ranks without points (a hang), a backward pass
+outside of `all_pairs` over this rank's rows alone, nodes of gradients that were numbered in another
+thread than those of results.
 """
 
 import re
@@ -138,6 +139,19 @@ def test_losses_of_clouds(size):
                 torch.testing.assert_close(ours, [expected] * size, msg=name)
         uniform = SamplesLoss(**options)(x, y)
         torch.testing.assert_close([f[0] for f in next(found)], [uniform] * size, msg=name)
+
+
+def losses_of_one_rank(rank, size, group):
+    x, y = (t if rank == 0 else t[:0] for t in data(size)[:2])
+    with all_pairs(group):
+        return [SamplesLoss(**options)(x, y) for options in LOSSES.values()]
+
+
+def test_losses_of_clouds_that_stand_on_one_rank():
+    x, y, *_ = data(2)
+    exact = [SamplesLoss(**options)(x, y) for options in LOSSES.values()]
+    for found in run(losses_of_one_rank, 2):
+        torch.testing.assert_close(found, exact)
 
 
 class Engine:
@@ -451,6 +465,11 @@ FAULTS = {
         ),
         ShapeError,
         "a holds a weight of -0.2",
+    ),
+    "a point that is not finite": (
+        lambda rank, x, y, b: SamplesLoss()(x + (torch.nan if rank else 0), y),
+        ShapeError,
+        "points and their distances must be finite",
     ),
     "a cloud of nothing": (_empty_cloud, ShapeError, "a cloud must have at least one point"),
     "neighbours": (

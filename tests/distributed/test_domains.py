@@ -171,6 +171,12 @@ def test_atoms_move_to_the_rank_of_their_box(size):
         assert wide.equal(x.float()[:, None] * torch.arange(2)[:, None])
 
 
+def test_a_single_atom_moves_whatever_its_strides():
+    ids, positions = torch.arange(4)[1::3], torch.ones(3, 2).T[::2]
+    moved = Domains(positions).migrate(ids, positions, ids.double())
+    assert [t.tolist() for t in moved] == [[1], [[1.0] * 3], [1.0]]
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
 def test_boxes_have_their_share(parts):
     positions = cloud(1000, TRICLINIC, seed=2)

@@ -1,7 +1,8 @@
 """Rows of other ranks: values, sums and gradients of every order are those of one process.
 
 Seen red with: received rows left in the order of their owners, the sum at the owner of the last
-rank alone, the agreement left out (a hang), a name of torch that warns.
+rank alone, the agreement left out (a hang), a name of torch that warns, second gradients that ranks
+without rows do not come to (a hang).
 """
 
 import functools
@@ -111,6 +112,23 @@ def test_gradients_of_three_orders(size, overlapped):
     ):
         noise = plain_error(plain, exact, torch.float64)
         assert_as_accurate(torch.cat(ours), exact[owned], noise)
+
+
+@in_one_thread
+def second_gradient(rank, size, group):
+    """Of numbers, one for each row; rank 0 owns none, and no rank but the last reads others."""
+    own = torch.arange(max(rank - 1, 0), rank)
+    halo = Halo(own, torch.arange(rank - 1 if rank == size - 1 else 0), group)
+    x = (1.0 + own.double()).requires_grad_()
+    loss = halo.finish(halo.begin(x)).pow(3).sum()
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x)[0]
+
+
+def test_numbers_on_ranks_without_rows():
+    none, *found = run(second_gradient, 3)
+    assert none.tolist() == []
+    assert [rows.tolist() for rows in found] == [[12.0], [12.0]]
 
 
 @in_one_thread
@@ -255,6 +273,16 @@ def test_calls_that_differ_are_told_before_anything_is_sent(shapes, dtypes, text
     first, second = run(call, 2, shapes, dtypes)
     assert first == second
     assert text in first
+
+
+def no_rows(rank, size, group):
+    own, needed = parts(size)[rank]
+    with pytest.raises(DTypeError, match=r"rank 1: halo\(x\): the rows are a NoneType"):
+        Halo(own, needed, group)(None if rank else rows()[own])
+
+
+def test_what_is_no_tensor_is_told_on_all():
+    run(no_rows, 2)
 
 
 def test_one_rank_needs_no_group():

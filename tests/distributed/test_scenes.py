@@ -17,7 +17,7 @@ from torch import nn
 from tests.ranks import SIZE as EVERYONE
 from tests.ranks import in_one_thread, run
 from torchweft import voxels
-from torchweft.core.collectives import world
+from torchweft.core.collectives import total, world
 from torchweft.distributed import shard_voxels
 from torchweft.distributed.scenes.boxes import END, Box, bisected
 from torchweft.errors import ShapeError, WeftError
@@ -149,10 +149,12 @@ STEPS = {
     "children and back": lambda x: and_back(x, 2, 2),
     "overlapping and back": lambda x: and_back(x, 3, 2, 1),
     "floor and back": lambda x: and_back(x, 3, (2, 4, 1), outputs="floor"),
+    "gaps and back": lambda x: and_back(x, 1, (3, 2, 1), outputs="floor"),
     "submanifold and back": lambda x: and_back(x, 3, cls=SubMConv3d),
     "up to a skip": up_to_skip,
     "pruned": pruned,
     "union": unions,
+    "union of one": lambda x: voxels.union([x]),
     "norms of samples": normed,
     "norm without running statistics": lambda x: statistics_of(x).eval()(x),
     "max pool": lambda x: voxels.sparse_max_pool(x, 3, 2, 1),
@@ -207,6 +209,34 @@ def test_layers_and_their_gradients(size, name, block):
                 assert_same(parts, (coords, gradient))
         except AssertionError as error:
             raise AssertionError(f"{step}: {error}") from error
+
+
+def pooled_gradients(tensor, group=None):
+    """Of voxels, of a gate of pooled features, and of a head behind a pool."""
+    gate, head = (torch.arange(3.0, dtype=torch.float64).requires_grad_() for _ in range(2))
+    pooled = voxels.global_pool(tensor, "mean")
+    pooled.register_hook(lambda grad: total(grad, group))
+    gates = (pooled * gate).sigmoid()[tensor.C[:, 0].long()]
+    of_voxels = score(tensor.replace(tensor.F * gates))
+    of_all = score(voxels.global_pool(tensor, "sum") * head)
+    first = torch.autograd.grad(of_voxels, [tensor.F, gate])
+    return *first, *torch.autograd.grad(of_all, [tensor.F, head])
+
+
+def pooled_of_rank(rank, size, group):
+    tensor = shard_voxels(whole_scene("two"), rank, size, block=4, group=group)
+    own = tensor.replace(tensor.F.detach().requires_grad_())
+    return own.C, *pooled_gradients(own, group)
+
+
+def test_gradients_of_pools_are_parts_or_copies():
+    coords, *found = zip(*run(pooled_of_rank, 3), strict=True)
+    tensor = whole_scene("two")
+    voxels_gated, gate, voxels_pooled, head = pooled_gradients(tensor)
+    assert_same(list(zip(coords, found[0], strict=True)), (tensor.C, voxels_gated))
+    assert_same(list(zip(coords, found[2], strict=True)), (tensor.C, voxels_pooled))
+    torch.testing.assert_close(sum(found[1]), gate)
+    torch.testing.assert_close(list(found[3]), [head] * 3)
 
 
 class Network(SparseModule):

@@ -71,6 +71,18 @@ MUTANTS = [
         f"{SCENES} -k layers",
     ),
     Mutant(
+        "a single row is viewed with the stride that it has",
+        "return rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)",
+        "return rows.contiguous().view(torch.uint8)",
+        f"{DOMAINS} -k single",
+    ),
+    Mutant(
+        "an inverse map that reads no voxels of other ranks is the map itself",
+        "return *tables_between(inputs, onto, shape, inverse), None, None",
+        "return *tables_between(inputs, onto, shape, False), None, None",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
         "layers whose ranks read no voxels of another exchange features",
         "if self._slabs.shared((inputs.stride, asked.stride), shape, inverse):",
         "if True:",

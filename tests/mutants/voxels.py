@@ -213,6 +213,12 @@ MUTANTS = [
         FOLLOWING,
     ),
     Mutant(
+        "a convolution with a hook takes the norm behind it",
+        "first = convolves(module) and not is_hooked(module)",
+        "first = convolves(module)",
+        FOLLOWING,
+    ),
+    Mutant(
         "a norm over samples takes another's mean",
         "centred = x - apart(mean_of(x), owner, order)",
         "centred = x - mean_of(x).mean(0)",

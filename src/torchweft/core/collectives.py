@@ -75,9 +75,13 @@ def all_sum(x: Tensor, group: Group | None = None) -> Tensor:
 
 
 def largest(x: Tensor, group: Group | None = None) -> Tensor:
-    """max over the ranks of each element; it has no gradient."""
+    """max over the ranks of each element, ∞ where one of several has NaN; it has no gradient."""
     x = x.detach()
-    return x if world(group)[1] == 1 else _reduced(x, group, distributed.ReduceOp.MAX)
+    if world(group)[1] == 1:
+        return x
+    if x.is_floating_point():  # backends leave out a NaN, or not, by the order of the ranks
+        x = x.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    return _reduced(x, group, distributed.ReduceOp.MAX)
 
 
 def gathered(x: Tensor, group: Group | None = None) -> Tensor:

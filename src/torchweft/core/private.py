@@ -88,10 +88,18 @@ def stashed(name: str) -> Any:
     return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
 
 
+_any_global_hook: Callable[[], bool] = torch.nn.modules.module._has_any_global_hook
+
+
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether a hook waits for calls of a module, or for their gradients."""
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+    """Whether calls of a module do more than the forward method of its class.
+
+    A hook waits for them or for their gradients, of this module or of all, or the module has a
+    forward method of its own.
+    """
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    backward = module._backward_hooks or module._backward_pre_hooks
+    return bool(forward or backward or _any_global_hook())
 
 
 def group_name(group: Any = None) -> str:

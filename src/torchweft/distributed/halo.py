@@ -119,7 +119,8 @@ class Halo:
         """Own rows, then the halo's.
 
         Args:
-            x: (n, ...), this rank's rows in the order of `global_ids`; any dtype.
+            x: (n, ...), this rank's rows in the order of `global_ids`, of any dtype that the
+                group's backend sends: torch's gloo and NCCL do not send int16.
 
         Returns:
             (n + h, ...) in x's dtype.  Differentiable to any order; the gradient of a row arrives
@@ -187,9 +188,8 @@ class Halo:
 
     def _agree(self, name: str, x: Tensor, rows: int, floating: bool = False) -> None:
         """Compare the call between the ranks; compiled and captured calls are not compared."""
-        if torch.compiler.is_compiling() or (
-            x.is_cuda and torch.cuda.is_current_stream_capturing()
-        ):
+        on_gpu = isinstance(x, Tensor) and x.is_cuda
+        if torch.compiler.is_compiling() or (on_gpu and torch.cuda.is_current_stream_capturing()):
             return
 
         def describe() -> Mapping[str, Any]:
@@ -212,7 +212,9 @@ class Halo:
             self._calls.compare(name, describe)
 
     def _joined(self, x: Tensor, arrived: Tensor) -> Tensor:
-        return torch.cat([x, arrived if self._arrived is None else arrived[self._arrived]])
+        arrived = arrived if self._arrived is None else arrived[self._arrived]
+        # a gradient that torch gives to a tensor (0,) is no function of the others
+        return torch.cat([x.unsqueeze(-1), arrived.unsqueeze(-1)]).squeeze(-1)
 
 
 @contextlib.contextmanager

@@ -215,8 +215,9 @@ def _next(owner: Tensor, places: Tensor, level: _Level) -> Tensor:
 
 def _bytes(rows: Tensor) -> Tensor:
     """(n, bytes of a row) uint8."""
-    rows = rows.detach().reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
-    return rows.view(torch.uint8)
+    rows = rows.detach().reshape(len(rows), math.prod(rows.shape[1:]))
+    # a single row counts as contiguous whatever its stride
+    return rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

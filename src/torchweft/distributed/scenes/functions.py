@@ -22,11 +22,11 @@ from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.distributed.agreement import Calls, Made, agree
 from torchweft.distributed.directory import sent_to
 from torchweft.distributed.scenes.boxes import Box, bisected
-from torchweft.distributed.scenes.slabs import Asked, Slabs, Tables
+from torchweft.distributed.scenes.slabs import Asked, Slabs, Tables, tables_between
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
-from torchweft.voxels.maps.kernel_map import KernelMap, Maps, build_map, meet, output_stride
+from torchweft.voxels.maps.kernel_map import KernelMap, Maps, build_map, output_stride
 from torchweft.voxels.maps.recipes import Key, Step, note
 from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
@@ -48,10 +48,11 @@ def shard_voxels(
 
     Networks run on the result as on a tensor of one process, and all ranks together compute what
     one process would: convolutions, pools, upsampling, `cat`, `+`, `union` and `prune` give this
-    rank's voxels of the result, global pools the same result on every rank; norms count all
-    voxels.  The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds
-    them.  The gradient of each voxel arrives at its owner, to any order.  `replace` keeps all this;
-    a SparseTensor that is built anew from rows of the result belongs to this rank only.
+    rank's voxels of the result, global pools the same result on every rank; norms count all voxels.
+    The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds them; those
+    of parameters behind a global pool differ, see `voxels.global_pool`.  The gradient of each voxel
+    arrives at its owner, to any order.  `replace` keeps all this; a SparseTensor that is built anew
+    from rows of the result belongs to this rank only.
 
     Space is cut into a box for each rank, by recursive bisection along samples and axes, at
     multiples of `block`.  A layer's output belongs to the rank in whose box its lowest corner
@@ -215,7 +216,7 @@ class VoxelShards:
         if self._slabs.shared((inputs.stride, asked.stride), shape, inverse):
             return self._slabs.maps([asked], self)[0]
         if onto is not None:
-            return *meet(inputs, onto, shape), None, None
+            return *tables_between(inputs, onto, shape, inverse), None, None
         tables = build_map(inputs, shape)
         if tables[2] is not None:
             tables[2].shards = self

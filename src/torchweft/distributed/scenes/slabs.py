@@ -21,7 +21,7 @@ from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import build_map, meet, output_stride
 from torchweft.voxels.maps.shards import Around, Shards
 
-__all__ = ["Asked", "Slabs", "Tables"]
+__all__ = ["Asked", "Slabs", "Tables", "tables_between"]
 
 Tables = tuple[Tensor, Tensor | None, Coordinates | None, Around | None]
 """`kept` and `back` of a map, its outputs, None where they are the inputs, and what it numbers,
@@ -147,8 +147,15 @@ class Slabs(NamedTuple):
             outputs = found.select(own.nonzero().squeeze(1))
             outputs.shards = shards
         target = inputs if outputs is None else outputs
-        tables = meet(target, every, shape)[::-1] if inverse else meet(every, target, shape)
+        tables = tables_between(every, target, shape, inverse)
         return *tables, None if onto is not None else outputs, Around(every, halo)
+
+
+def tables_between(
+    inputs: Coordinates, outputs: Coordinates, shape: Geometry, inverse: bool
+) -> tuple[Tensor, Tensor]:
+    """`kept` and `back` of a map between known voxels, or of its inverse."""
+    return meet(outputs, inputs, shape)[::-1] if inverse else meet(inputs, outputs, shape)
 
 
 def _rows(flags: Tensor, count: int) -> Tensor:

@@ -76,10 +76,8 @@ def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if points.shape[-2]:
         low, high = points.amin(-2, keepdim=True), points.amax(-2, keepdim=True)
     else:  # of other processes
-        low, high = (
-            points.new_full((*points.shape[:-2], 1, 1), n) for n in (torch.inf, -torch.inf)
-        )
-        low, high = low.expand(*low.shape[:-1], points.shape[-1]), high.expand_as(low)
+        shape = (*points.shape[:-2], 1, points.shape[-1])
+        low, high = points.new_full(shape, torch.inf), points.new_full(shape, -torch.inf)
     low, high = -whole().largest(-low), whole().largest(high)
     middle = (low + high) / 2
     return x - middle, y - middle, (high - low).norm(dim=-1).squeeze(-1)

@@ -176,7 +176,8 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
         bias: whether an affine norm has a bias.
         backend: "torch" or None, which are the same; another raises BackendError.
 
-    Sums run over a sample's voxels in ascending order: the same bits for every order of the rows.
+    Sums run over a sample's voxels in ascending order: features, and gradients of features, have
+    the same bits for every order of the rows.
 
     Example:
         >>> import torch

@@ -164,9 +164,12 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
         reduce: "max", "mean" or "sum".
 
     Returns:
-        (batch, C) in the tensor's dtype.  Of voxels that are spread over ranks, the result of all
-        of them stands on every rank; where every rank calls backward on it, each voxel gets its
-        gradient once.
+        (batch, C) in the tensor's dtype.  Of voxels that are spread over ranks, every rank has a
+        copy of the result of all.  A loss of the copies is one value: where every rank calls
+        backward on it, each voxel gets its gradient once, and parameters behind the pool get their
+        whole gradient on every rank, so do not add these up.  Where copies go into features of
+        voxels again, as in squeeze-and-excitation, each rank has a part of their gradient:
+        `pooled.register_hook(torchweft.distributed.total)` adds them, for first gradients.
 
     Raises:
         ShapeError: another reduce.

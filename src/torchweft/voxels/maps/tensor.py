@@ -393,7 +393,7 @@ def _spread(tensors: Sequence[SparseTensor], rows: Tensor, size: int) -> Coordin
     """The voxels of a union on this rank, in the bounds of all ranks."""
     first = tensors[0].coordinates
     lows, highs = zip(*(t.coordinates.grid[3] for t in tensors), strict=True)
-    bounds = tuple(map(min, *lows)), tuple(map(max, *highs))
+    bounds = tuple(map(min, zip(*lows, strict=True))), tuple(map(max, zip(*highs, strict=True)))
     box = _largest_box(tensors)
     shape = None if box is None else tuple(box)
     found = Coordinates.of_ascending(rows, shape, size, first.stride, bounds)

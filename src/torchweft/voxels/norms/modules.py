@@ -23,7 +23,8 @@ def taken(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The last module of a list, and what it takes over of those before it; all are removed.
 
-    A convolution takes a batch norm, `norm`, and both take an `activation`; none that has hooks.
+    A convolution takes a batch norm, `norm`, and both take an `activation`; a module with hooks
+    takes nothing and is not taken.
     While torch compiles nothing is taken over: its compiler fuses by itself.
 
     Args:
@@ -36,7 +37,7 @@ def taken(
     given: dict[str, Any] = {}
     if compiling():
         return module, given
-    first = convolves(module)
+    first = convolves(module) and not is_hooked(module)
     if first and rest and type(rest[-1]) in norms and not is_hooked(rest[-1]):
         given["norm"] = rest.pop()
     if rest and (first or (type(module) in norms and not is_hooked(module))):
