@@ -48,6 +48,12 @@ MUTANTS = [
         DOCSTRINGS,
     ),
     Mutant(
+        "a converted layer keeps a weight that is parametrized in the original",
+        "    _check_parameters(made, module)\n",
+        "",
+        "tests/contract/test_o3_loaders.py -k lacks",
+    ),
+    Mutant(
         "the cutoff's polynomial has other constants",
         "total = total * t + (k + 1) * (k + 2) / 2",
         "total = total * t + k * (k + 2) / 2",

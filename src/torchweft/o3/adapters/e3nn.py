@@ -163,7 +163,7 @@ def network(module: Any, kind: type[FullyConnectedNet] = FullyConnectedNet) -> F
         out_act=bool(layers) and layers[-1].act is not None,
     )
     for own, layer in zip(made.children(), layers, strict=True):
-        own.register_parameter("weight", layer.weight)
+        holding(own, layer)
     return made
 
 

@@ -158,7 +158,7 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     made: Any = holding(tensor_product(conv, _MaceConv, layout), conv)
     made.call = call
     weights: Any = getattr(block, "conv_tp_weights", None)
-    if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
+    if _ends_in_a_matrix(weights):
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
         if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
@@ -171,6 +171,13 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
         own: Any = holding(tensor_product(skip, _ByElement, layout), skip)
         own.call = call
         block.skip_tp = own
+
+
+def _ends_in_a_matrix(network: Any) -> bool:
+    """Whether it is a network of e3nn whose last layer has no function."""
+    if not is_of("e3nn", "FullyConnectedNet", network):
+        return False
+    return getattr(list(network.children())[-1], "act", None) is None
 
 
 class _Features:

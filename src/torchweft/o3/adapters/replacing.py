@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweft.errors import WeftError
+from torchweft.errors import DTypeError, WeftError
 
 __all__ = [
     "all_or_nothing",
@@ -96,11 +96,16 @@ def is_of(package: str, name: str, module: object) -> bool:
 
 
 def holding(made: nn.Module, module: nn.Module) -> nn.Module:
-    """`made` with the parameters, statistics, hooks, device and mode of another module."""
+    """`made` with the parameters, statistics, hooks, device and mode of another module.
+
+    Raises:
+        DTypeError: their parameters differ, as where the module has a parametrization.
+    """
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
         made.register_parameter(name, parameter)
+    _check_parameters(made, module)
     for name in ("running_mean", "running_var"):
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
@@ -112,6 +117,16 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
         made._rest_of_state = rest  # type: ignore[assignment]
         made.register_load_state_dict_pre_hook(_take_rest)  # type: ignore[no-untyped-call]
     return made.train(module.training)
+
+
+def _check_parameters(made: nn.Module, module: nn.Module) -> None:
+    own, given = dict(made.named_parameters()), dict(module.named_parameters())
+    if own.keys() != given.keys() or any(own[name] is not given[name] for name in own):
+        raise DTypeError(
+            f"a {type(module).__name__} has the parameters {', '.join(given)}: it must have those "
+            "of its class alone. Remove parametrizations, pruning and the like before the model is "
+            "converted, and register them on the converted model."
+        )
 
 
 def rest_of_state(module: nn.Module) -> dict[str, Tensor]:
