@@ -47,7 +47,7 @@ def from_e3nn(module: nn.Module) -> nn.Module:
         that optimisers keep them.
 
     Raises:
-        DTypeError: the module holds no layer that torchweft has.
+        DTypeError: the module holds no layer that torchweft has, or one with a parametrization.
         ShapeError: a Linear with factors that its constructor does not give.
 
     Layers: TensorProduct and its subclasses except TensorSquare, Linear, SphericalHarmonics,

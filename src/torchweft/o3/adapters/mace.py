@@ -56,7 +56,8 @@ def from_mace(model: nn.Module) -> nn.Module:
         recorded with such attributes returns NaN for a structure with others.
 
     Raises:
-        DTypeError: the model has no interaction of MACE with a product of e3nn.
+        DTypeError: the model has no interaction of MACE with a product of e3nn, or a layer with
+            LoRA or a parametrization.
         ShapeError: a symmetric contraction of other degrees for other irreps, or with couplings
             that are not equivariant in e3nn's basis; the text names it, and the model stays as it
             was.
@@ -71,7 +72,8 @@ def from_mace(model: nn.Module) -> nn.Module:
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
     more features take the forward pass of MACE.  Hooks of a layer move to the layer that replaces
-    it, and see its rows.
+    it, and see its rows.  Parts of a replaced layer, and `scale_shift`, are not called any more:
+    their hooks are not, either.
 
     The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
