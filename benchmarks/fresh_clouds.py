@@ -20,6 +20,7 @@ from torch import Tensor
 
 import torchweft
 from benchmarks.harness.record import machine
+from benchmarks.harness.timer import events_on_gpu
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
 from examples.voxels.plot_minkunet import MinkUNet
@@ -61,11 +62,8 @@ def waits(call: Callable[[], object]) -> int:
 
 def kernels(call: Callable[[], object]) -> int:
     """Kernels that a call launches, torch's included."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
     copies = ("Memcpy", "Memset")
-    return sum(not event.name.startswith(copies) for event in profile.events())
+    return sum(not event.name.startswith(copies) for event in events_on_gpu(call))
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def _clouds(found: Found) -> str:
         [what, *(short(ms[name]) if name in ms else "" for name in names)]
         for what, ms in found["ms"].items()
     ]
-    counts = [str(found["kernels"][name]) for name in names[:2]]
+    counts = [str(found["kernels"].get(name, "not known")) for name in names[:2]]
     lines.append(["kernels of a forward pass", *counts, ""])
     lines.append(["voxels", str(found["voxels"]), "", ""])
     return table(["ms", "fresh cloud", "maps kept", "captured"], lines)

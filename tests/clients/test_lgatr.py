@@ -68,8 +68,12 @@ CASES = {
         of_heads(activation="silu", options=second(mlp_ratio=2, mlp_layers=3)),
     ),
     "one_layer": (
-        network("LGATr", mlp={"num_layers_mlp": 1}, primitives={"sparse_gp": False}),
-        of_heads(options=second(mlp_layers=1)),
+        network(
+            "LGATr",
+            mlp={"num_layers_mlp": 1, "nonlinearity": "silu"},
+            primitives={"sparse_gp": False},
+        ),
+        of_heads(activation="silu", options=second(mlp_layers=1)),
     ),
     "no_products": (
         network("LGATr", primitives={"geometric_product": False}, norm_elementwise_affine=False),
@@ -215,3 +219,19 @@ def test_options_that_no_shape_shows(name, options, match):
         module = ours(**{"blocks": 2, "heads": 2} | options)()
     with pytest.raises(ShapeError, match=match):
         module.load_state_dict(state)
+
+
+def test_cross_attention_alone():
+    """Red before: its number of heads was taken for that of a self attention."""
+    config = lgatr.CrossAttentionConfig(
+        q_mv_channels=2, kv_mv_channels=3, out_mv_channels=2, num_heads=2
+    )
+    original = lgatr.layers.CrossAttention(config, lgatr.PrimitivesConfig()).double()
+    module = clifford.LGATrCrossAttention(2, 0, 3, 0, 2, bias=False, blade_dim=-1).double()
+    module.load_state_dict(from_lgatr(original))
+    x, other = torch.randn(2, 5, 2, 16).double(), torch.randn(2, 4, 3, 16).double()
+    none = [t[..., 0, :0] for t in (x, other)]
+    found, expected = module(x, none[0], other, none[1])[0], original(x, other)[0]
+    assert_agree(
+        {"x": found}, {"x": expected}, {"x": original.float()(x.float(), other.float())[0]}
+    )

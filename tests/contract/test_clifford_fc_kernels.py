@@ -304,3 +304,18 @@ def test_products_beyond_the_range_of_fp16_stay_finite_under_the_norm():
     x, y, weight, go = draw(algebra, "fp16")
     for out in _chain(algebra, "euclidean", 300 * x, 300 * y, weight, go):
         assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_setting_may_change_before_the_gradient(allowed):
+    """Red before: factors of the gradient were of another dtype than those that were saved."""
+    layer = clifford.CliffordLayer(4, 3, use_fc=True, backend="triton").to(DEVICE)
+    x = torch.randn(8, 5, 4, device=DEVICE, requires_grad=True)
+    over = [x, *layer.parameters()]
+    with allow_tf32(allowed):
+        loss = layer(x).square().sum()
+    with allow_tf32(not allowed):
+        found = torch.autograd.grad(loss, over)
+    for gradient, tensor in zip(found, over, strict=True):
+        assert gradient.shape == tensor.shape
+        assert gradient.isfinite().all()

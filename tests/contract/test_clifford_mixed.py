@@ -1,7 +1,9 @@
 """Maps between multivectors and scalars by kernels: against the maps by parts, and their launches.
 
 Seen red with: the sign of a term left out, the last blade's scalars added to the scalar, rows of
-the last part left out of a weight's gradient, a map's columns those of the first map.
+the last part left out of a weight's gradient, a map's columns those of the first map, a bias's
+gradient read from a strided gradient as if its features lay side by side, scalars of another batch
+read past their end, compiled code of one device used on another, hooks of queries not called.
 """
 
 import itertools
@@ -36,6 +38,7 @@ CASES = {
     "joined": (PGA, False, [(3, 2), (1, 0), (2, 5)], True, (70,), -1),
     "ends": (SPACETIME, True, [(4, 3), (2, 3)], False, (5,), 0),
     "multivectors alone": (PGA, False, [(2, 0), (2, 0)], True, (3, 2), 0),
+    "strided gradient": (PGA, False, [(3, 0)], True, (7,), -1),
     "two null vectors": (TWO_NULL, True, [(70, 1)], True, (9,), 0),
     "no batch": (PGA, False, [(2, 1)], True, (), 0),
     "no rows": (PGA, False, [(2, 1)], True, (0,), 0),
@@ -132,6 +135,25 @@ if INTERPRETED:
 
         check(compute)
 
+    def test_an_expanded_gradient():
+        (of,), x, scalars = built("strided gradient", "triton")
+        of(x, scalars)[0].sum().backward()
+        torch.testing.assert_close(of.s2mvs.bias.grad, torch.full((3,), 7.0), rtol=0, atol=0)
+
+    def test_results_may_change_in_place():
+        (of,), x, scalars = built("scalars", "triton")
+        expected = [t.relu() for t in of(x, scalars)]
+        for found, value in zip(of(x, scalars), expected, strict=True):
+            torch.testing.assert_close(found.relu_(), value, rtol=0, atol=0)
+
+    def test_second_gradients_of_no_rows():
+        maps, *given = built("no rows", "triton")
+        maps, given = prepared("kernels", maps, given)
+        loss = sum(t.pow(3).sum() for t in joined(maps, *given)[0])
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        sum(t.square().sum() for t in first).backward()
+        assert not maps[0].mvs2mvs.weight.grad.any()
+
     def test_calls_repeat():
         maps, *given = built("joined", "triton")
         maps, given = prepared("kernels", maps, given)
@@ -160,8 +182,17 @@ if INTERPRETED:
         maps, x, scalars = built("joined", "triton")
         with pytest.raises(DTypeError, match=r"scalars is torch.float16 but x is torch.float32"):
             joined(maps, x, scalars.half())
+        with pytest.raises(DTypeError, match=r"weight is torch.float32 but x is torch.float16"):
+            joined(maps, x.half(), scalars.half())
         with pytest.raises(ShapeError, match=r"scalars is \(70, 5\): MixedLinear needs"):
             joined(maps, x, scalars[:, :5])
+
+    @pytest.mark.parametrize("backend", ["triton", "torch"])
+    @pytest.mark.parametrize("batch", [(), (1,), (6,), (7, 1), (14,)])
+    def test_scalars_of_another_batch_are_refused(backend, batch):
+        (of,), x, _ = built("strided gradient", backend)
+        with pytest.raises(ShapeError, match=r"x is \(7, 5, 16\): both need the same batch"):
+            of(x, drawn(*batch, 6))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_autocast_narrows_the_products(dtype):
@@ -188,6 +219,38 @@ if INTERPRETED:
         of.s2s.register_full_backward_hook(lambda layer, *grads: seen.append(layer))
         of(x, scalars.requires_grad_())[1].sum().backward()
         assert seen == [of.s2s]
+
+    @pytest.mark.parametrize("name", ["q_linear", "k_linear.mvs2mvs", "v_linear.s2s"])
+    def test_hooks_inside_an_attention_are_called(name):
+        layer, seen = SelfAttention(4, 6, 2, backend="triton"), []
+        layer.get_submodule(name).register_forward_hook(lambda m, given, out: seen.append(m))
+        layer(drawn(16, 5, 4), drawn(5, 6))
+        assert seen == [layer.get_submodule(name)]
+
+    def test_an_adapter_in_place_of_a_map_is_called():
+        class Adapter(nn.Module):
+            def forward(self, x, scalars):
+                return x.new_zeros(*x.shape[:-1], 4), scalars.new_ones(len(scalars), 12)
+
+        layer = SelfAttention(4, 6, 2, multi_query=False, backend="triton")
+        layer.q_linear = Adapter()
+        x, scalars = layer._mapped(*[(drawn(16, 5, 4), drawn(5, 6))] * 3)[0]
+        assert not x.any()
+        assert (scalars == 1).all()
+
+    def test_code_belongs_to_a_device():
+        """Each device has a launcher of its own, which keeps its compiled code."""
+        from torchweft.clifford.matrices.launch import launched
+
+        made = []
+
+        def build(variant, numbers):
+            made.append(variant)
+            return lambda operands, workspace: None
+
+        for device in ("cpu", "meta", "cpu"):
+            launched(build, ("kernel",), (1,), [torch.empty(1, device=device)])
+        assert made == [("kernel",)] * 2
 
     LAYERS = {
         "self attention": lambda b: (SelfAttention(4, 6, 2, backend=b), 1, False),

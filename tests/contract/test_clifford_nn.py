@@ -42,6 +42,8 @@ from torchweft.clifford import (
     SteerableGeometricProduct,
     clifford_conv,
     geometric_attention,
+    geometric_product,
+    grade_linear,
     message_plan,
     reference,
 )
@@ -210,13 +212,14 @@ COMPILED |= {"transformer": transformer, "convolution": convolution}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="torch.compile is checked without TRITON_INTERPRET")
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", COMPILED)
-def test_modules_compile_whole(name):
+def test_modules_compile_whole(name, dynamic):
     torch.manual_seed(0)
     module, inputs = COMPILED[name]()
     # what happens in aot_autograd is up to the operators, and slow for a network of many
     backend = "aot_eager" if name.startswith("layer") else "eager"
-    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    compiled = torch.compile(module, fullgraph=True, dynamic=dynamic, backend=backend)
     found, expected = (gradients(f, module, inputs) for f in (compiled, module))
     for one, other in zip(found, expected, strict=True):
         same(one, other)
@@ -254,6 +257,27 @@ def test_empty_batch(name):
     assert out.shape[:3] == (8, 0, 5)
     out.sum().backward()
     assert all(not p.grad.any() for p in module.parameters())
+
+
+def test_no_features():
+    """Red before: torch was left to infer a dimension of a tensor without numbers."""
+    x = torch.zeros(3, 8, 5, 0, requires_grad=True)
+    weight = torch.zeros(4, 0, 2, requires_grad=True)
+    y = grade_linear(x[0], weight, None, SPACE)
+    torch.testing.assert_close(y, torch.zeros(8, 5, 2), rtol=0, atol=0)
+    assert [t.shape for t in torch.autograd.grad(y.sum(), (x, weight))] == [x.shape, weight.shape]
+    product = functools.partial(geometric_product, algebra=SPACE)
+    assert torch.vmap(product)(x, x).shape == x.shape
+
+
+@pytest.mark.parametrize("batch", [(0, 5), (2, 0)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_no_items(name, batch):
+    network = NETWORKS[name](F, 4, 8, 3, 2, 4, blocks=1, heads=2)
+    x, scalars = network(torch.randn(16, *batch, F), torch.randn(*batch, 3))
+    assert (x.shape, scalars.shape) == ((16, *batch, 4), (*batch, 2))
+    (x.sum() + scalars.sum()).backward()
+    assert all(p.grad is None or not p.grad.any() for p in network.parameters())
 
 
 INNER = [j for j, square in enumerate(PGA.squares) if square and PGA.grades[j] != 3]

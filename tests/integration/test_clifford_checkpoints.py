@@ -16,6 +16,8 @@ from torchweft.clifford import (
     fully_connected_geometric_product,
     geometric_product,
 )
+from torchweft.clifford.algebra import SPACETIME
+from torchweft.clifford.layers.attention import CrossAttention, LGATrCrossAttention
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
     MultivectorLinear,
@@ -354,6 +356,31 @@ def test_another_activation(name):
         same(found, [float(v) for v in text.split()])
     with pytest.raises(ShapeError, match=r"activation is 'sigmoid' in the checkpoint.*has 'gelu'"):
         loaded(build(), state)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_over_other_items_of_both_versions(bias):
+    """Red before: heads were those of another attention, version 1 was normalised as version 2."""
+    state = {}
+    for name, out, into in (("q", 2, 2), ("kv", 4, 3), ("out", 2, 2)):
+        state[f"{name}_linear.weight"] = torch.ones(out, into, 10)
+        if bias or name == "out":
+            state[f"{name}_linear.bias"] = torch.ones(out, 1)
+    converted = from_lgatr(state, configuration={"crossattention": {"num_heads": 2}})
+    options = {"bias": bias, "blade_dim": -1}
+    module = LGATrCrossAttention(2, 0, 3, 0, 2, **options)
+    if bias:
+        with pytest.raises(ShapeError, match=r"norm_heads is False in the checkpoint.*has True"):
+            module.load_state_dict(converted)
+        options |= {"hidden": (1, 0), "pseudoscalar": True}
+        module = CrossAttention(2, 0, 3, 0, 2, False, SPACETIME, **options)
+    module.load_state_dict(converted)
+
+
+def test_a_slim_network_of_the_first_version_is_refused():
+    state = {"linear_in.weight_v": torch.ones(4, 2), "blocks.0.attention.metric": torch.ones(4)}
+    with pytest.raises(ShapeError, match=r"a slim network of L-GATr 1: torchweft has those of ver"):
+        from_lgatr(state, configuration={})
 
 
 def test_another_number_of_heads_is_refused():

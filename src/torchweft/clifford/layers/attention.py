@@ -112,6 +112,10 @@ def geometric_attention(
 
     Error: that of torch's attention, at that dtype.
 
+    Gradients: torch's fused kernels of attention have first gradients alone.  For gradients of
+    gradients and forward mode, call it, or a network with it, under
+    `torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)`.
+
     Cost: one call of torch's scaled_dot_product_attention.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.
@@ -123,6 +127,9 @@ def geometric_attention(
         >>> y, t = clifford.geometric_attention(x, x, x, scalars, scalars, scalars)
         >>> y.shape, t.shape
         (torch.Size([16, 2, 10, 4]), torch.Size([2, 10, 3]))
+        >>> from torch.nn.attention import SDPBackend, sdpa_kernel
+        >>> with sdpa_kernel(SDPBackend.MATH):  # for gradients of gradients
+        ...     y, t = clifford.geometric_attention(x, x, x, scalars, scalars, scalars)
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
@@ -372,7 +379,8 @@ class _Attention(nn.Module):
     def _load_from_state_dict(
         self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
     ) -> None:
-        check_origin(self, metadata, heads=self.heads)
+        norm_heads = self.norm_qkv is not None
+        check_origin(self, metadata, heads=self.heads, norm_heads=norm_heads)
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def _attend(self, queries: Pair, keys: Pair, values: Pair, mask: Tensor | None) -> Pair:

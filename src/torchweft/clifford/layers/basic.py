@@ -82,7 +82,8 @@ class MultivectorModule(nn.Module):
         blades = len(self.algebra.grades)
         feature_dim = -1 if self.blade_dim == 0 else -2
         fits = x.dim() >= 2 and x.shape[self.blade_dim] == blades
-        if fits and features in (None, x.shape[feature_dim]):
+        # torch.compile finds no symbolic size by `in`
+        if fits and (features is None or x.shape[feature_dim] == features):
             return
         count = "F" if features is None else features
         order = f"({blades}, batch…, {count})" if self.blade_dim == 0 else f"(…, {count}, {blades})"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 def from_gatr(
     source: Source, algebra: Algebra = PGA, *, configuration: Configuration = None
 ) -> State:
-    """Converts the state of a GATr module: EquiLinear, or a layer, block or network with it.
+    """Converts the state of a GATr module: EquiLinear, attention, or a block or network with it.
 
     Args:
         source: the original module, or its state dict.
@@ -123,7 +124,10 @@ def from_gatr(
 
 
 def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
-    """Converts the state of an L-GATr module of version 1 or 2, slim networks of version 2 too.
+    """Converts the state of an L-GATr module: EquiLinear, attention, or a block or network with it.
+
+    Of versions 1 and 2; slim and conditional networks of version 2 alone.  A cross attention of
+    version 1 is `CrossAttention` with `norm_heads=False`.
 
     Args:
         source: the original module, or its state dict.
@@ -155,10 +159,16 @@ def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
     state, given = _read(source, configuration, _of_a_network, LGATR)
     options = checked(given, LGATR)
     if _is_slim(state):
-        return _with_options(_slim(state), options | {"cross_heads": options["heads"]}, "gelu_tanh")
+        if any(name.endswith("attention.metric") for name in state):
+            raise ShapeError(
+                "the state is of a slim network of L-GATr 1: torchweft has those of version 2, "
+                "whose blocks differ. Keep the original, or train one of version 2."
+            )
+        return _with_options(_slim(state), options, "gelu_tanh")
     converted = _transformer(state, None)
     renamed = {name.replace("mlp.bilinear.", "mlp."): t for name, t in converted.items()}
-    return _with_options(renamed, options, "gelu_tanh" if _is_second(state) else "gelu")
+    gelu = "gelu_tanh" if _is_second(state) else "gelu"
+    return _with_options(renamed, options, gelu, _cross_attentions(state))
 
 
 def from_cliffordlayers(source: Source, *, configuration: Configuration = None) -> State:
@@ -227,13 +237,19 @@ def _of_a_network(name: str) -> bool:
     return any(part in name for part in ("attention.", "mlp.", "qkv_module.", "q_linear."))
 
 
-def _with_options(state: State, options: Mapping[str, Any], gelu: str = "gelu") -> State:
+def _with_options(
+    state: State,
+    options: Mapping[str, Any],
+    gelu: str = "gelu",
+    crossing: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> State:
     """The state with options of the original, which modules compare with their own.
 
     Args:
         state: of our modules.
         options: see `checked`.
         gelu: our name of the activation that the original calls so.
+        crossing: see `_cross_attentions`.
     """
     found: OrderedDict[str, Tensor] = OrderedDict(state)
     metadata: dict[str, dict[str, Any]] = {}
@@ -247,18 +263,34 @@ def _with_options(state: State, options: Mapping[str, Any], gelu: str = "gelu") 
         for i, part in enumerate(parts):
             owner = ".".join(parts[:i])
             if part in ("q_linear", "linear_in_q"):
-                of_cross = owner.endswith("cross_attention") and "cross_heads" in options
-                metadata[owner] = {"heads": options["cross_heads" if of_cross else "heads"]}
+                heads = options["cross_heads" if owner in crossing else "heads"]
+                metadata[owner] = {"heads": heads, **crossing.get(owner, {})}
             elif part == "gated":
                 pair = (activation, of_vectors or activation)
                 metadata[".".join(parts[: i + 2])] = {"activations": pair}
             elif part == "mlp":
                 place = f"{owner}.mlp".lstrip(".")
                 metadata[place] = {k: options[k] for k in ("bivectors",) if k in options}
-                metadata[f"{place}.gate"] = {"activation": activation}
+                if parts[i + 1] in ("linear", "linears"):  # which follow the gate
+                    metadata[f"{place}.gate"] = {"activation": activation}
             elif part == "blocks":
                 metadata[f"{owner}.reinsert".lstrip(".")] = inserted
     found._metadata = metadata  # type: ignore[attr-defined]
+    return found
+
+
+def _cross_attentions(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """L-GATr's attentions over other items by name, and options: those of version 1 norm nothing.
+
+    They have one map for keys and values; in version 1 with a bias.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in state:
+        before, joint, after = _transformer_name(name).partition("kv_linear.")
+        if joint:
+            options = found.setdefault(before.rstrip("."), {})
+            if after.endswith("bias"):
+                options["norm_heads"] = False
     return found
 
 

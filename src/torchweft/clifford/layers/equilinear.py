@@ -200,10 +200,10 @@ class MixedLinear(nn.Module):
         Returns:
             (B, batch…, F_out) and (batch…, S_out).
         """
-        return joined((self,), x, scalars)[0]
+        return _of_one_input((self,), x, scalars)[0]
 
     def _check(self, x: Tensor, scalars: Tensor) -> None:
-        """Raise ShapeError unless both have the layout and the numbers of features."""
+        """Raise ShapeError unless both have the layout, the numbers of features, one batch."""
         if scalars.shape[-1] != self.in_scalars:
             raise ShapeError(
                 f"scalars is {tuple(scalars.shape)}: MixedLinear needs (batch…, "
@@ -211,11 +211,18 @@ class MixedLinear(nn.Module):
                 f"in_scalars={scalars.shape[-1]}."
             )
         self.mvs2mvs.check(x, self.mvs2mvs.in_features)
+        batch = x.shape[1:-1] if self.blade_dim == 0 else x.shape[:-2]
+        if scalars.shape[:-1] != batch:
+            raise ShapeError(
+                f"scalars is {tuple(scalars.shape)} and x is {tuple(x.shape)}: both need the same "
+                f"batch dimensions. Pass scalars {(*batch, self.in_scalars)}; expand them to it "
+                "where the same ones belong to several items."
+            )
 
     def _by_parts(self, x: Tensor, scalars: Tensor) -> Pair:
         """`forward`, by the layers that it is made of."""
         first = x.movedim(self.blade_dim, 0)
-        y = self.mvs2mvs.of_blades(first)
+        y = self.mvs2mvs(x).movedim(self.blade_dim, 0)
         if self.in_scalars:
             added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
             y = y.index_add(0, self._ends, added.to(y.dtype))
@@ -247,11 +254,20 @@ class MixedLinear(nn.Module):
 def joined(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> list[Pair]:
     """The results of several maps of one input; on a GPU, of one operator.
 
+    Where a map has hooks, or an adapter is in its place, each is called.
+
     Args:
         maps: of one algebra, layout and backend, with the same numbers of features and scalars in.
         x: multivectors (B, batch…, F_in).
         scalars: (batch…, S_in).
     """
+    if all(_is_bare(of, MixedLinear) for of in maps):
+        return _of_one_input(maps, x, scalars)
+    return [of(x, scalars) for of in maps]
+
+
+def _of_one_input(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> list[Pair]:
+    """`joined`, of maps whose hooks were called."""
     for of in maps:
         of._check(x, scalars)
     first = maps[0]
@@ -259,7 +275,8 @@ def joined(maps: Sequence[MixedLinear], x: Tensor, scalars: Tensor) -> list[Pair
     if not (all(map(_is_plain, maps)) and _by_kernels(first, x, sum(features))):
         return [of._by_parts(x, scalars) for of in maps]
     row = torch.cat([p.reshape(-1) for p in _parameters(maps)])
-    x, scalars, row = same_kind(narrowed, x=x.movedim(first.blade_dim, 0), scalars=scalars, row=row)
+    given = {"x": x.movedim(first.blade_dim, 0), "scalars": scalars, "weight": row}
+    x, scalars, row = same_kind(narrowed, **given)
     widths = [of.out_scalars for of in maps]
     y, t = mixed.mixed(
         x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1),
@@ -297,8 +314,14 @@ def _parameters(maps: Sequence[MixedLinear]) -> Iterator[Tensor]:
 
 
 def _is_plain(of: MixedLinear) -> bool:
-    """Whether its layers are nothing but their parameters: no adapter, quantisation or hook."""
-    return all(type(m) is nn.Linear and not is_hooked(m) for m in of._linear_layers().values())
+    """Whether its layers are nothing but their parameters."""
+    layers = of._linear_layers().values()
+    return _is_bare(of.mvs2mvs, EquiLinear) and all(_is_bare(m, nn.Linear) for m in layers)
+
+
+def _is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is of a kind itself, with no adapter in its place, and has no hook."""
+    return type(module) is kind and not is_hooked(module)
 
 
 def _by_kernels(of: MixedLinear, x: Tensor, features: int) -> bool:

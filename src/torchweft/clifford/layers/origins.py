@@ -46,8 +46,9 @@ _LGATR_SHOWN = (
     "norm_elementwise_affine sparse_gp sparse_linear subgroup use_fully_connected_subgroup "
     "geometric_product use_geometric_product head_scale num_hidden_layers num_layers_mlp "
     "attn_ratio mlp_ratio increase_hidden_channels q_mv_channels kv_mv_channels q_s_channels "
-    "kv_s_channels mv_channels_cond s_channels_cond in_v_channels out_v_channels "
-    "hidden_v_channels v_channels_cond"
+    "kv_s_channels in_q_mv_channels in_kv_mv_channels in_q_s_channels in_kv_s_channels "
+    "condition_mv_channels condition_s_channels mv_channels_cond s_channels_cond "
+    "in_v_channels out_v_channels hidden_v_channels v_channels_cond"
 )
 _CEGNN_SHOWN = (
     "in_features hidden_features out_features edge_attr_features node_attr_features channels "

@@ -280,7 +280,7 @@ def _products(
     rows[-1] = rows[-1].contiguous()
     key = programs.key("bilinear", algebra)
     found = operator.run(key, backend_for(backend, algebra, rows), *rows)
-    return torch.cat(found, -1).view(*a.shape[:-1], -1)
+    return torch.cat(found, -1).view(*a.shape[:-1], 2 * a.shape[-1])
 
 
 def _orientation(reference: Tensor, algebra: Algebra) -> Tensor:
@@ -428,6 +428,8 @@ class GATrBlock(nn.Module):
 
 class GATr(nn.Module):
     """The geometric algebra transformer: a linear map, blocks, a linear map.
+
+    The reference of its joins is the mean of the input over items and features.
 
     Args:
         in_features: input multivectors of an item.

@@ -119,7 +119,9 @@ def backward(
 
     saved: the results of `forward` with a norm; grad: (D, B, F_out), the gradient of z.
     """
-    source, grad_scale = _PairSource(x, y, algebra, gated, _factors(x)), None
+    # those of the forward pass, whatever torch's setting is by now
+    factors = _factors(x) if norm is None else saved[2].dtype
+    source, grad_scale = _PairSource(x, y, algebra, gated, factors), None
     if norm is None:
         (matrices, w_scale), scale = _by_out_grade(weight, source), _row_scales(source)
         if scale is not None:

@@ -6,7 +6,7 @@ First those of the fully connected product, then those of linear maps by grade.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -60,14 +60,15 @@ def launched(
     """Launch the kernel of a variant with its counts and strides; the first operand is a tensor."""
     with current_device(operands[0]):  # type: ignore[arg-type]
         dtypes = [None if t is None else t.dtype for t in operands]
-        _cached(build, variant, numbers, *dtypes)(operands, workspace)
+        device = operands[0].device  # type: ignore[union-attr]
+        _cached(build, variant, numbers, device, *dtypes)(operands, workspace)
 
 
 @functools.lru_cache(maxsize=2048)
 def _cached(
-    build: Build, variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype | None
+    build: Build, variant: tuple[Any, ...], numbers: tuple[int, ...], *_: Hashable
 ) -> Launcher:
-    """A launcher keeps compiled code, so dtypes are part of its key."""
+    """A launcher keeps compiled code, so device and dtypes are part of its key."""
     return build(variant, numbers)
 
 

@@ -186,7 +186,9 @@ def _forward(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> list[Ten
     layout = _layout(x, scalars, *options)
     weights = layout.weights(row)
     sums = _linear(scalars, weights.of_scalars, weights.bias)
-    t = sums[:, layout.wide :]
+    # no view for autograd, which would refuse to change it in place
+    t = sums.new_empty(0)
+    t.set_(sums.untyped_storage(), layout.wide, (len(sums), layout.s_out), sums.stride())
     if layout.s_out:
         t.addmm_(layout.at_ends(x), weights.to_scalars.mT)
     y = x.new_empty((*x.shape[:-1], sum(layout.features)))
@@ -233,7 +235,7 @@ def _backward(
         if layout.s_out:
             torch.mm(gt.mT, layout.at_ends(x), out=found.to_scalars)
         tables = table.by_map, table.maps, columns
-        biased = sums if layout.bias else None
+        biased = sums.contiguous() if layout.bias else None
         launch.map_weights(x, gy, biased, tables, layout.number_of_maps, found.sums)
     return gx, g_scalars, g_row
 
@@ -253,7 +255,7 @@ def _composition(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> tupl
     if weights.bias is not None:
         sums = sums + weights.bias
     added, t = sums.split_with_sizes([layout.wide, layout.s_out], 1)
-    first, *last = added.view(len(added), -1, layout.ends).unbind(2)
+    first, *last = added.view(len(added), sum(layout.features), layout.ends).unbind(2)
     inner = y[1:-1] if last else y[1:]
     y = torch.cat([y[:1] + first, inner, *(y[-1:] + e for e in last)])
     return y, t + layout.at_ends(x) @ weights.to_scalars.mT

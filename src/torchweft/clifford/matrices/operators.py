@@ -82,7 +82,8 @@ def weight_gradient(x: Tensor, grad: Tensor, signature: str) -> Tensor:
     """
     parts = _parts(x, grad.shape[-1])
     left, right = (
-        t.reshape(len(t) * parts, -1, t.shape[-1]) for t in (x.contiguous(), grad.contiguous())
+        t.reshape(len(t) * parts, t.shape[1] // parts, t.shape[-1])
+        for t in (x.contiguous(), grad.contiguous())
     )
     found = _wide_product(left.mT, right)
     sizes = _sizes(signature)

@@ -178,7 +178,7 @@ class CliffordRule(ProgramRule):
             return tuple(torch.stack(results) for results in zip(*calls, strict=True))
         triples = zip(tensors, dims, found.inputs, strict=True)
         results = call([_folded(size, *triple) for triple in triples], rest)
-        return tuple(r.reshape(len(r), size, -1, r.shape[-1]).movedim(1, 0) for r in results)
+        return tuple(r.unflatten(1, (size, r.shape[1] // size)).movedim(1, 0) for r in results)
 
 
 @functools.cache
