@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         "a converted layer keeps a weight that is parametrized in the original",
-        "    _check_parameters(made, module)\n",
+        "    check_parameters(made, module)\n",
         "",
         "tests/contract/test_o3_loaders.py -k lacks",
     ),

@@ -20,7 +20,14 @@ from torchweft.o3.adapters.mace_forward import (
 )
 from torchweft.o3.adapters.mace_repulsion import repulsion
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, naming, replace_layers
+from torchweft.o3.adapters.replacing import (
+    all_or_nothing,
+    check_parameters,
+    holding,
+    is_of,
+    naming,
+    replace_layers,
+)
 from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
@@ -360,6 +367,7 @@ def _mace_contraction(module: Any, layout: str, call: Call) -> nn.Module:
         layout="ir_mul",
     )
     for own, part in zip(made.contractions, parts, strict=True):
+        check_parameters(own, part)
         own.weights_max, own.weights = part.weights_max, part.weights
     size = sum(item.ir.dim for item in made.irreps_in)
     made.take_couplings(

@@ -20,6 +20,7 @@ from torchweft.errors import DTypeError, WeftError
 
 __all__ = [
     "all_or_nothing",
+    "check_parameters",
     "holding",
     "is_of",
     "naming",
@@ -99,13 +100,13 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
     """`made` with the parameters, statistics, hooks, device and mode of another module.
 
     Raises:
-        DTypeError: their parameters differ, as where the module has a parametrization.
+        DTypeError: their parameters have other names, as where the module has a parametrization.
     """
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
         made.register_parameter(name, parameter)
-    _check_parameters(made, module)
+    check_parameters(made, module)
     for name in ("running_mean", "running_var"):
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
@@ -119,11 +120,12 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
     return made.train(module.training)
 
 
-def _check_parameters(made: nn.Module, module: nn.Module) -> None:
-    own, given = dict(made.named_parameters()), dict(module.named_parameters())
-    if own.keys() != given.keys() or any(own[name] is not given[name] for name in own):
+def check_parameters(made: nn.Module, module: nn.Module) -> None:
+    """Raise DTypeError unless two modules have parameters of the same names."""
+    names = [name for name, _ in module.named_parameters()]
+    if {name for name, _ in made.named_parameters()} != set(names):
         raise DTypeError(
-            f"a {type(module).__name__} has the parameters {', '.join(given)}: it must have those "
+            f"a {type(module).__name__} has the parameters {', '.join(names)}: it must have those "
             "of its class alone. Remove parametrizations, pruning and the like before the model is "
             "converted, and register them on the converted model."
         )
