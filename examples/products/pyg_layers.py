@@ -56,12 +56,19 @@ class SegmentAggregation(Aggregation):
         return f"SegmentAggregation({self.kind!r})"
 
 
+def ends(layer, edge_index):
+    """Where messages come from and where they go, by the flow of a layer."""
+    return edge_index if layer.flow == "source_to_target" else edge_index.flip(0)
+
+
 class FusedGCNConv(GCNConv):
     """z[i] = Σ_{e: dst[e] = i} weight[e] · x[src[e]], in one pass over the edges."""
 
     def propagate(self, edge_index, size=None, *, x, edge_weight):
         """The sum of all messages to each node."""
-        src, dst = edge_index
+        src, dst = ends(self, edge_index)
+        if edge_weight is None:
+            edge_weight = x.new_ones(len(src))
         return products.indexed_vecsca_scale_gather(
             x, edge_weight, index1=src, index_out=dst, out_size=len(x)
         )
@@ -70,15 +77,19 @@ class FusedGCNConv(GCNConv):
 class FusedGATConv(GATConv):
     """z[i, h] = Σ_{e: dst[e] = i} attention[e, h] · x[src[e], h], in one pass over the edges."""
 
-    def edge_update(self, alpha_j, alpha_i, index, dim_size):
+    def edge_update(self, alpha_j, alpha_i, edge_attr, index, dim_size):
         """Attention of each edge; it sums to 1 over the edges into a node."""
-        score = nn.functional.leaky_relu(alpha_j + alpha_i, self.negative_slope)
+        score = alpha_j + alpha_i
+        if edge_attr is not None and self.lin_edge is not None:
+            edge = self.lin_edge(edge_attr.view(-1, self.edge_dim))
+            score = score + (edge.view(-1, *self.att_edge.shape[1:]) * self.att_edge).sum(-1)
+        score = nn.functional.leaky_relu(score, self.negative_slope)
         attention = products.segment_softmax(score, index, num_segments=dim_size)
         return nn.functional.dropout(attention, self.dropout, self.training)
 
     def propagate(self, edge_index, size=None, *, x, alpha):
         """The sum of all messages to each node; the heads are the batch dimension."""
-        src, dst = edge_index
+        src, dst = ends(self, edge_index)
         rows, num_nodes = x[0].transpose(0, 1), len(x[1])
         found = products.indexed_vecsca_scale_gather(
             rows, alpha.T, index1=src, index_out=dst, out_size=num_nodes

@@ -1,7 +1,7 @@
 """Layers of Torch Geometric with torchweft's sums, beside the originals: numbers and gradients.
 
 Seen red with: src and dst exchanged, attention summed over what a node sends, the values of empty
-segments kept, heads that take each other's attention.
+segments kept, heads that take each other's attention, features of edges or the flow left out.
 """
 
 import importlib.util
@@ -27,6 +27,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 EDGE_INDEX = torch.randint(0, NODES - 2, (2, EDGES), generator=GENERATOR)  # two that none reach
 X = torch.randn(NODES, 6, generator=GENERATOR)
 MESSAGES = torch.randn(EDGES, 4, generator=GENERATOR)
+WEIGHTS = torch.rand(EDGES, generator=GENERATOR)
 
 
 def with_gradients(function, x, *parameters):
@@ -66,16 +67,22 @@ def test_aggregations(kind, by):
 
 
 LAYERS = {
-    "GCN": (nn.GCNConv, example.FusedGCNConv, {}),
-    "GAT": (nn.GATConv, example.FusedGATConv, {"heads": 3}),
-    "SAGE": (nn.SAGEConv, nn.SAGEConv, {"aggr": "mean"}),
-    "graph convolution": (nn.GraphConv, nn.GraphConv, {"aggr": "max"}),
+    "GCN": (nn.GCNConv, example.FusedGCNConv, {}, []),
+    "GCN of weights": (nn.GCNConv, example.FusedGCNConv, {"improved": True}, [WEIGHTS]),
+    "GCN without weights": (nn.GCNConv, example.FusedGCNConv, {"normalize": False}, []),
+    "GCN against edges": (nn.GCNConv, example.FusedGCNConv, {"flow": "target_to_source"}, []),
+    "GAT": (nn.GATConv, example.FusedGATConv, {"heads": 3}, []),
+    "GAT of edges": (nn.GATConv, example.FusedGATConv, {"heads": 3, "edge_dim": 4}, [MESSAGES]),
+    "GAT of weights": (nn.GATConv, example.FusedGATConv, {"edge_dim": 1}, [WEIGHTS]),
+    "GAT against edges": (nn.GATConv, example.FusedGATConv, {"flow": "target_to_source"}, []),
+    "SAGE": (nn.SAGEConv, nn.SAGEConv, {"aggr": "mean"}, []),
+    "graph convolution": (nn.GraphConv, nn.GraphConv, {"aggr": "max"}, []),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_from_the_originals_weights(name):
-    theirs, ours, options = LAYERS[name]
+    theirs, ours, options, more = LAYERS[name]
     torch.manual_seed(0)
     original = theirs(6, 4, **options)
     if "aggr" in options:
@@ -86,7 +93,8 @@ def test_layers_from_the_originals_weights(name):
     def call(module):
         def made(x):
             module.to(x.dtype)
-            return lambda x: module(x, EDGE_INDEX), x, *module.parameters()
+            edges = [EDGE_INDEX, *(t.to(x.dtype) for t in more)]
+            return lambda x: module(x, *edges), x, *module.parameters()
 
         return made
 

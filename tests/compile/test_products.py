@@ -18,7 +18,7 @@ if interpreted():
 from tests.compile.conftest import Check
 from torchweft.products import kernels, tiles
 from torchweft.products.segments import kernels as segments
-from torchweft.testing.compiler import TARGETS, Build
+from torchweft.testing.compiler import TARGETS, Build, compile_for
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -174,6 +174,12 @@ def cases() -> dict[str, tuple[Build, str]]:
 
 
 CASES = cases()
+
+
+def test_means_are_rounded_once() -> None:
+    """`/` of fp32 in Triton may err by two units."""
+    compiled = compile_for(ROWS["mean bf16, segments"], "sm_90")
+    assert "div.full" not in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -87,6 +87,16 @@ def test_scatter_in_every_shape(kind, shape, of_index, dim):
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "min", "max"])
+@pytest.mark.parametrize(("shape", "dim"), [((0, 6), -1), ((2, 0), -1), ((2, 6, 0), 1)])
+def test_an_index_without_numbers(kind, shape, dim):
+    index = torch.zeros(shape, dtype=torch.int64)
+    found = torch_scatter.scatter(torch.ones(shape), index, dim, dim_size=5, reduce=kind)
+    size = [*shape]
+    size[dim] = 5
+    assert_same_bits(found, torch.zeros(size), kind)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "min", "max"])
 @pytest.mark.parametrize("lead", [(), (2,)])
 def test_segments_are_scatters_of_sorted_rows(kind, lead):
     src = torch.randint(-8, 8, (2, 6, 3)) if lead else torch.randint(-8, 8, (6, 3))

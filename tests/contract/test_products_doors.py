@@ -12,14 +12,19 @@ import pytest
 
 from tests.cases import products
 from tests.conftest import BACKENDS, INTERPRETED
-from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+from torchweft.testing.doors import (
+    DOOR_CHECKS,
+    check_autocast,
+    check_default_device,
+    check_numerical,
+)
 
 if INTERPRETED:
     pytest.skip("the doors are checked without TRITON_INTERPRET", allow_module_level=True)
 
 
 @pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
-@pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.parametrize("check", [*DOOR_CHECKS, check_default_device])
 @pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)

@@ -4,6 +4,7 @@ Seen red with: the check of seg's order, of negative indices, of the last bound,
 the channels taken out, one at a time; a plan kept although its table has changed.
 """
 
+import functools
 import re
 
 import pytest
@@ -110,6 +111,17 @@ def test_shapes(options, pattern, backend):
 def test_dtypes(options, pattern, backend):
     with raises(torchweft.DTypeError, TypeError, pattern):
         call(backend, **options)
+
+
+def test_a_compiled_call_is_checked_too(backend):
+    """Else a loop reads past its inputs."""
+    compiled = torch.compile(functools.partial(call, backend), backend="eager")
+    with raises(torchweft.ShapeError, ValueError, "8 and 7 channels differ"):
+        compiled(y=Y[..., :7])
+    with raises(torchweft.DTypeError, TypeError, "input2 is torch.float64"):
+        compiled(y=Y.double())
+    with raises(torchweft.DTypeError, TypeError, "input2 is None"):
+        compiled(y=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

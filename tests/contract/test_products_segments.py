@@ -24,7 +24,7 @@ from torchweft.testing.contract import (
     check_repeatable,
     check_values,
 )
-from torchweft.testing.doors import DOOR_CHECKS, check_autocast
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_default_device
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SUITE = segments.suite()
@@ -61,7 +61,10 @@ def test_promises(check, case, backend):
 
 @pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
 @pytest.mark.parametrize("case", DOORS, ids=named)
-@pytest.mark.parametrize("check", [check for check in DOOR_CHECKS if check is not check_autocast])
+@pytest.mark.parametrize(
+    "check",
+    [*(check for check in DOOR_CHECKS if check is not check_autocast), check_default_device],
+)
 @pytest.mark.singly
 def test_door(check, case):
     check(case)
@@ -157,6 +160,8 @@ def test_integers(dtype, backend):
         assert call("sum").tolist() == [[total, 4], [0, 0], [7, 5]]
         assert call("max").tolist() == [[100, 3], [least, least], [7, 5]]
         assert call("min").tolist() == [[100, 1], [most, most], [7, 5]]
+    for name in ("sum", "max", "min"):
+        assert reduce(name, x[:0], index[:0], num_segments=2, backend=backend).dtype == dtype
 
 
 @kernels

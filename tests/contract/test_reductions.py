@@ -11,7 +11,12 @@ from tests.cases import reductions
 from tests.conftest import INTERPRETED
 from tests.covering import FULL
 from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
-from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+from torchweft.testing.doors import (
+    DOOR_CHECKS,
+    check_autocast,
+    check_default_device,
+    check_numerical,
+)
 
 pytestmark = pytest.mark.kernels
 
@@ -64,7 +69,9 @@ def test_body_of_loops(check, case):
 
 @natively
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
-@pytest.mark.parametrize("check", [door for door in DOOR_CHECKS if door is not check_autocast])
+@pytest.mark.parametrize(
+    "check", [*(door for door in DOOR_CHECKS if door is not check_autocast), check_default_device]
+)
 @pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)

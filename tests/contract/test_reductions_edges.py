@@ -19,6 +19,7 @@ from torchweft.errors import ShapeError
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine import torch_path as blocked
 from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.derivatives import laplacian
 from torchweft.reductions.formula.node import const, node, var
 from torchweft.testing.contract import assert_same_bits
 
@@ -273,6 +274,22 @@ def test_choices_of_numbers_are_exact(backend):
         "Sum", node("one_hot", Y + X, data=4), [torch.zeros(1, 1), y], 1, backend=backend
     )
     assert found.tolist() == [[0, 1, 0, 1]]
+
+
+@both
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy in the interpreter
+def test_derivatives_are_those_of_the_branch_that_is_taken(backend):
+    """√t where t ≥ 0, else t³: the slope of the other branch is NaN."""
+    x = torch.tensor([[-1.0], [4.0]], dtype=torch.float64, requires_grad=True)
+    given, t = [x, torch.zeros(1, 1, dtype=torch.float64)], X - Y
+    f = node("ifelse", t, node("sqrt", t), t * t * t)
+    z = reduce("Sum", f, given, 1, backend=backend)
+    (first,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+    assert first.tolist() == [[3.0], [0.25]]
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert second.tolist() == [[-6.0], [-1 / 32]]
+    curved = reduce("Sum", laplacian(f, X), given, 1, backend=backend)
+    assert curved.tolist() == second.tolist()
 
 
 LAYOUTS = {

@@ -8,6 +8,7 @@ at the distance of the last neighbour, boxes of other nodes, heaps ordered by di
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweft
 from tests.conftest import INTERPRETED
@@ -166,6 +167,11 @@ def test_fewer_points_than_asked_for():
     assert bool((nearest(draw(10, 3), draw(0, 3), 2) == -1).all())
 
 
+def test_points_cannot_be_mapped():
+    with pytest.raises(torchweft.ShapeError, match=r"x is mapped by torch.vmap: .* Call once for"):
+        torch.vmap(lambda x: nearest(x, x, 2))(draw(3, 5, 2))
+
+
 def test_infinite_points():
     x = draw(20, 2)
     y = draw(30, 2, seed=1)
@@ -187,6 +193,26 @@ def test_runs_end_inside_of_the_border(dim, reach):
     middles = grid.key(corners[:, None] + knn._steps(dim, reach, corners.device))
     assert middles.min() - 1 >= 0
     assert middles.max() + 2 <= grid.numbers()
+
+
+class DividesAsAGpu(TorchDispatchMode):
+    """Torch on a GPU multiplies by the inverse of a number of the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor):
+            return args[0] * (1 / args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_counts_the_cells_that_a_gpu_numbers():
+    """Else runs leave the table of cells.  Seen red with quotients in place of products."""
+    for seed in range(300):
+        y = draw(50 + seed, 1, seed=seed).double()
+        box = box_of(y)
+        with DividesAsAGpu():
+            grid = knn._Grid(y, box, (box.high[0] - box.low[0]) / len(y))
+        last = grid.key(grid.most.long()) + max(knn.RUNS[2])
+        assert last + 2 < len(grid.starts)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels run here in the interpreter alone")
@@ -218,6 +244,14 @@ def test_the_host_reads_points_twice_before_it_looks(monkeypatch):
     monkeypatch.setattr(knn, "_look", look)
     found = steps(lambda: nearest(draw(500, 3), draw(400, 3, seed=1), 4))
     assert found == ["read", "read", "rows", "rows"]
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e150, 1e307])
+def test_boxes_of_any_size(monkeypatch, size):
+    """Seen red with the product of their sides, which is infinite, and with cells of no size."""
+    monkeypatch.setattr(knn, "worth_a_tree", lambda *_: False)
+    y = draw(30, 3).double().round(decimals=1) * size
+    assert_exact(y, y, 2)
 
 
 @pytest.mark.parametrize("dim", [1, 3])

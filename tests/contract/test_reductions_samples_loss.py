@@ -370,6 +370,16 @@ def test_errors(name):
         call()
 
 
+def test_a_map_of_transport_is_told_of_the_batch():
+    clouds, y = torch.rand(2, 5, 3), torch.rand(4, 3)
+    with pytest.raises(
+        torchweft.ShapeError, match=r"x is mapped by torch.vmap: .* Pass clouds as a batch"
+    ):
+        torch.vmap(SamplesLoss(blur=0.2), in_dims=(0, None))(clouds, y)
+    losses = torch.vmap(SamplesLoss("gaussian", blur=0.2), in_dims=(0, None))(clouds, y)
+    assert losses.shape == (2,)
+
+
 def test_order_of_arguments():
     """That of geomloss, since scripts give some by their place."""
     assert list(inspect.signature(SamplesLoss).parameters) == [

@@ -13,6 +13,12 @@ TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
     Mutant(
+        "an index of many dimensions must have numbers",
+        "    index = index.reshape(lead, index.shape[dim], rest)\n",
+        "    index = index.reshape(lead, -1, rest)\n",
+        f"{SCATTER} -k without_numbers",
+    ),
+    Mutant(
         "type checkers take any name of compat",
         '"uninstall"]\n\nif not TYPE_CHECKING:',
         '"uninstall"]\n\nif True:',

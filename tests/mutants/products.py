@@ -77,8 +77,8 @@ MUTANTS = [
     ),
     Mutant(
         "numba's parts of a sum over n overlap",
-        "bounds = torch.arange(parts + 1).mul_(part).clamp_(max=size)",
-        "bounds = torch.arange(parts + 1).mul_(part - 1).clamp_(max=size)",
+        ".mul_(part).clamp_(max=size)",
+        ".mul_(part - 1).clamp_(max=size)",
         f"{VALUES} -k numba",
     ),
     Mutant(
@@ -208,9 +208,34 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "a GPU divides means by about their number of rows",
+        "tl.div_rn(z, count) if z.dtype == tl.float32 else z / count",
+        "z / count",
+        "tests/compile/test_products.py -k rounded_once",
+    ),
+    Mutant(
+        "extremes of no rows of integers are int64",
+        "x.sum(0, dtype=x.dtype)",
+        "x.sum(0)",
+        f"{SEGMENTS} -k test_integers",
+    ),
+    Mutant(
+        "products on the CPU are views of their sums",
+        "    return out.data  # no view",
+        "    return out  # no view",
+        "tests/contract/test_products_doors.py -k in_place",
+    ),
+    Mutant(
+        "compiled products are not checked",
+        "found = (admit.__wrapped__ if compiling else admit)(op, metas(tensors))",
+        "shown = tensors[:1] * 2 + tensors[2:] if compiling else tensors\n"
+        "    found = (admit.__wrapped__ if compiling else admit)(op, metas(shown))",
+        f"{ERRORS} -k compiled",
+    ),
+    Mutant(
         "a mean of no rows is not 0",
-        "z /= tl.maximum(items, 1).to(ACC)",
-        "z /= items.to(ACC)",
+        "count = tl.maximum(items, 1).to(ACC)",
+        "count = items.to(ACC)",
         f"{SEGMENTS} -k without_rows",
         kernels=True,
     ),

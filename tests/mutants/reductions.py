@@ -95,6 +95,24 @@ MUTANTS = [
         "tests/contract/test_reductions_knn.py -k wider",
     ),
     Mutant(
+        "a GPU numbers cells by products, and the host counts them by quotients",
+        "math.floor((high - low) * self.rate)",
+        "math.floor((high - low) / size)",
+        "tests/contract/test_reductions_knn.py -k counts_the_cells",
+    ),
+    Mutant(
+        "slopes of the branch that is not taken count, times 0",
+        'if n.op == "ifelse" and n.args[0].dim == 1:',
+        'if n.op == "ifelse" and n.args[0].dim == 0:',
+        "tests/contract/test_reductions_edges.py -k branch_that_is_taken",
+    ),
+    Mutant(
+        "cells of points nearly in one place have no size",
+        "least = max(max(sides) / MOST_CELLS, sys.float_info.min)",
+        "least = max(sides) / MOST_CELLS",
+        "tests/contract/test_reductions_knn.py -k any_size",
+    ),
+    Mutant(
         "cells two beside a query's are left out",
         "2: (-1, 2)}",
         "2: (-1,)}",

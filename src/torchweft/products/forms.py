@@ -38,7 +38,6 @@ __all__ = [
     "result_channels",
     "rows_as_vectors",
     "rows_in",
-    "sizes",
 ]
 
 
@@ -178,10 +177,10 @@ def admit(op: str, metas: Metas) -> Sizes:
         _check_scale(first, scale)
     for name, table in zip(Tables._fields, tables, strict=True):
         _check_table(name, table, first[2])
-    return sizes(op, [None if m is None else m[0] for m in metas])
+    return _sizes(op, [None if m is None else m[0] for m in metas])
 
 
-def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
+def _sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
     """Rows of each role, from shapes in the order of `NAMES`."""
     shape1, shape2, scale, index1, index2, seg, gather_index, index_out = shapes
     assert shape1 is not None

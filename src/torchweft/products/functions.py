@@ -34,7 +34,6 @@ from torchweft.products.forms import (
     metas,
     rows_as_vectors,
     rows_in,
-    sizes,
 )
 from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables, as_info, largest
 from torchweft.products.operator import product
@@ -82,10 +81,8 @@ def apply(
         input2 = None if input2 is None else narrowed(input2)
     tensors = (input1, input2, scale, *tables)
     compiling = torch.compiler.is_compiling()
-    if compiling:
-        found = sizes(op, [None if t is None else t.shape for t in tensors])
-    else:
-        found = admit(op, metas(tensors))
+    # symbols of a traced call are not hashable
+    found = (admit.__wrapped__ if compiling else admit)(op, metas(tensors))
     tables = Tables(*copies_of(tables))
     if tables.index_out is not None or out_size is not None:
         found = found._replace(z=_out_rows(found.z, tables.index_out, out_size))

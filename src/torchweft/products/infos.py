@@ -353,7 +353,7 @@ def _scale(scale: Scale | None) -> Tensor | None:
 def _tensor(name: str, given: Any) -> Tensor:
     """A strided tensor of what was given."""
     try:
-        table = torch.as_tensor(given)
+        table = given if isinstance(given, Tensor) else torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
             f"{name} is {given!r:.50}: it must be a tensor, an array or a list of numbers. "

@@ -156,7 +156,8 @@ def rows_kernel(
 
     z = tl.sum(acc, axis=1, keep_dims=True)  # [BLOCK_R, 1, BLOCK_C]
     if OP == "mean":
-        z /= tl.maximum(items, 1).to(ACC)
+        count = tl.maximum(items, 1).to(ACC)
+        z = tl.div_rn(z, count) if z.dtype == tl.float32 else z / count
     row = b * M + m
     if OP == "inner":
         z = tl.sum(z, axis=2, keep_dims=True)  # [BLOCK_R, 1, 1]

@@ -69,7 +69,7 @@ def product_numba(
     width = math.prod(channels)
     pieces = table.num_rows if table.slices is None else table.slices.num_pieces
     parts = min(size, -(-ENOUGH_ROWS // max(pieces, 1))) if summed else size
-    out = torch.empty(parts, pieces, width, dtype=wide)
+    out = x.new_empty(parts, pieces, width)
     if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries, pieces):
         out.zero_()
     else:
@@ -84,10 +84,11 @@ def product_numba(
     if table.slices is not None:
         out = _sum_pieces(out, table.slices.owner_indptr, table.num_rows)
     if summed:
-        bounds = torch.tensor([0, parts], dtype=torch.int32)
+        bounds = torch.tensor([0, parts], dtype=torch.int32, device="cpu")
         out = _sum_pieces(out.reshape(1, parts, table.num_rows * width), bounds, 1)
     lead = [] if batch is None or summed else [batch]
-    return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+    out = out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+    return out.data  # no view: torch lets no caller write to a view that a Function returns
 
 
 def _is_gemm(op: str, first: Tensor, second: Tensor, accumulate: bool) -> bool:
@@ -120,7 +121,7 @@ def _complete(table: Table) -> list[Tensor]:
     indptr = table.indptr if table.slices is None else table.slices.indptr
     given = (indptr, table.index1, table.index2, table.term)
     dtype = next((i.dtype for i in given if i is not None), torch.int32)
-    identity = torch.arange(table.num_entries + 1, dtype=dtype)
+    identity = torch.arange(table.num_entries + 1, dtype=dtype, device="cpu")
     return [identity if i is None else i for i in given]
 
 
@@ -131,7 +132,7 @@ def _run(
     """Fill (parts, rows, width) with sums over the entries of a row and n of a part."""
     parts, num_rows, width = out.shape
     part = -(-size // parts)
-    bounds = torch.arange(parts + 1).mul_(part).clamp_(max=size)
+    bounds = torch.arange(parts + 1, device="cpu").mul_(part).clamp_(max=size)
     dtypes = [t.dtype for t in (x, *indices)]
     kernel = machine_code(
         _source(op, s is not None, width if width <= FEW else 0, *map(str, dtypes))
@@ -150,8 +151,8 @@ def _run(
 
 def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
     """(parts, pieces, width) → (parts, num_rows, width), pieces added in order."""
-    out = torch.empty(rows.shape[0], num_rows, rows.shape[2], dtype=rows.dtype)
-    pieces = torch.arange(rows.shape[1], dtype=indptr.dtype)
+    out = rows.new_empty(rows.shape[0], num_rows, rows.shape[2])
+    pieces = torch.arange(rows.shape[1], dtype=indptr.dtype, device="cpu")
     if out.numel():
         _run(rows.numel(), "scale", rows, rows[:1], None, [indptr, *[pieces] * 3], len(rows), out)
     return out

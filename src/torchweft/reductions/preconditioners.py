@@ -105,7 +105,7 @@ def sketched(apply: Callable[[Tensor], Tensor], rhs: Tensor, rank: int, batch_di
 def _nystrom(matrix: KernelMatrix, rank: int, first: int, count: int, there: Whole) -> Tensor:
     """B of columns that are drawn evenly over all rows."""
     draw = torch.from_numpy(np.random.default_rng(0).random(rank))  # not torch's, for vmap
-    ends = torch.arange(rank + 1) * count // rank
+    ends = torch.arange(rank + 1, device="cpu") * count // rank
     rows = ends[:-1] + (draw * ends.diff()).long()
     device = matrix.tensors[0].device
     rows = rows.to(device).view(rank, *[1] * len(matrix.batch)).expand(rank, *matrix.batch)

@@ -23,8 +23,10 @@ __all__ = [
     "check_checkpoint",
     "check_compile",
     "check_cuda_graph",
+    "check_default_device",
     "check_export",
     "check_forward_mode",
+    "check_in_place",
     "check_meta",
     "check_numerical",
     "check_opcheck",
@@ -227,6 +229,28 @@ def check_checkpoint(case: Case, device: str = "cpu") -> None:
         assert_same_bits(out, expected, f"{case.name}, checkpointed")
 
 
+def check_default_device(case: Case, device: str = "cpu") -> None:
+    """Tensors are used where they are, whatever torch.set_default_device says."""
+    problem = pose(case, device=device)
+    results = []
+    for default in ("meta", device):
+        leaves, function = _over_given(
+            problem.map(_leaf), functools.partial(case.call, **problem.tables)
+        )
+        with torch.device(default):
+            value = function(*leaves)
+            results.append([value, *torch.autograd.grad(value, leaves, problem.cotangent)])
+    for out, expected in zip(*results, strict=True):
+        assert_same_bits(out, expected, f"{case.name}, by another default device")
+
+
+def check_in_place(case: Case, device: str = "cpu") -> None:
+    """The caller may write to a result that has gradients: `z += bias`, `z.relu_()`."""
+    problem = pose(case, device=device)
+    value = case.call(*problem.map(_leaf).inputs, **problem.tables)
+    value.mul_(2)
+
+
 def check_cuda_graph(case: Case, device: str = "cuda") -> None:
     """Value and gradients captured once and replayed on changed inputs give the same bits."""
     problem = pose(case, device=device, dtype=torch.float32)
@@ -265,6 +289,7 @@ DOOR_CHECKS: tuple[Callable[..., None], ...] = (
     check_autocast,
     check_meta,
     check_checkpoint,
+    check_in_place,
 )
 """The promises of the doors on any device; `check_cuda_graph` needs a GPU."""
 

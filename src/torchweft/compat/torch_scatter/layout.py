@@ -126,9 +126,10 @@ def _is_shared(full: Tensor, dims: range) -> bool:
 def _joined(index: Tensor, dim: int, size: int) -> Tensor:
     """One table for an index (…, T) or (…, T, …): each list of segments after the other."""
     lead, rest = math.prod(index.shape[:dim]), math.prod(index.shape[dim + 1 :])
+    index = index.reshape(lead, index.shape[dim], rest)
     outer = torch.arange(lead, device=index.device).reshape(-1, 1, 1)
     inner = torch.arange(rest, device=index.device)
-    table = ((outer * size + index.reshape(lead, -1, rest)) * rest + inner).reshape(-1)
+    table = ((outer * size + index) * rest + inner).reshape(-1)
     mark_constant(table)
     return table
 

@@ -429,7 +429,7 @@ def run(
 
     parts = max(1, min(MOST_PARTS, num_rows, -(-rows * features // TILE**2)))
     outputs = [
-        torch.empty(parts, o.operand.size, features, dtype=dtype) if r is None else r
+        torch.empty(parts, o.operand.size, features, dtype=dtype, device="cpu") if r is None else r
         for o, r in zip(program.outputs, results, strict=True)
     ]
     real = np.dtype(name).type

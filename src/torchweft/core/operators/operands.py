@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from torchweft.core.private import any_autocast
-from torchweft.errors import DeviceError, DTypeError
+from torchweft.core.private import any_autocast, functorch, transforms_active
+from torchweft.errors import DeviceError, DTypeError, ShapeError
 
 __all__ = [
     "as_given",
     "check_tensors",
+    "check_unmapped",
     "narrowed",
     "not_strided",
     "same_kind",
@@ -43,6 +44,24 @@ def check_tensors(**values: object) -> None:
             )
         if value.layout is not torch.strided or value.is_nested:
             raise not_strided(name, value.layout)
+
+
+def check_unmapped(remedy: str, **values: Tensor) -> None:
+    """Raise if torch.vmap maps a tensor whose values the host reads.
+
+    Raises:
+        ShapeError: it maps one; the message has its keyword here, and ends with the remedy.
+    """
+    if not transforms_active():
+        return
+    for name, value in values.items():
+        while functorch.is_functorch_wrapped_tensor(value):
+            if functorch.is_batchedtensor(value):
+                raise ShapeError(
+                    f"{name} is mapped by torch.vmap: its values, which differ between the mapped "
+                    f"calls, decide how many steps there are. {remedy}"
+                )
+            value = functorch.get_unwrapped(value)
 
 
 def not_strided(name: str, layout: torch.layout) -> DTypeError:

@@ -29,7 +29,7 @@ def extreme_numba(x: Tensor, plan: Plan, largest: bool, places: bool) -> list[Te
     wide = accumulator(x.dtype) if x.is_floating_point() else torch.int64
     rows = x.detach().resolve_neg().to(wide).contiguous()
     values = rows.new_full((table.num_rows, x.shape[1]), fill_of(x.dtype, largest))
-    found = torch.full(values.shape, x.shape[0])
+    found = torch.full(values.shape, x.shape[0], device="cpu")
     tables = plan.derived("bounds and order", lambda: _complete(plan))
     arrays = [as_array(t) for t in (*tables, rows, values, found)]
     if rows.numel():
@@ -46,5 +46,5 @@ def extreme_numba(x: Tensor, plan: Plan, largest: bool, places: bool) -> list[Te
 def _complete(plan: Plan) -> list[Tensor]:
     """indptr and order; a missing one is the identity."""
     table = plan.table("x_z")
-    identity = torch.arange(table.num_entries + 1, dtype=torch.int32)
+    identity = torch.arange(table.num_entries + 1, dtype=torch.int32, device="cpu")
     return [identity if t is None else t for t in (table.indptr, table.index1)]

@@ -45,7 +45,7 @@ def select(x: Tensor, place: Tensor, largest: bool) -> Tensor:
     """x[place[m,c], c], or what an extreme of nothing is."""
     count, fill = x.shape[0], fill_of(x.dtype, largest)
     if not count:
-        return x.sum(0) + x.new_full(place.shape, fill)
+        return x.sum(0, dtype=x.dtype) + x.new_full(place.shape, fill)
     return x.gather(0, place.clamp(max=count - 1)).masked_fill(place == count, fill)
 
 

@@ -7,6 +7,7 @@ validates one; `blocks_of` gives executors the half that they need.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -530,10 +531,10 @@ def _steps(size: int, block: int, device: torch.device | None) -> tuple[Tensor, 
 def _stacked(halves: Sequence[Half], size: int, others: int) -> Half:
     """Half masks one after the other, each `size` rows and `others` columns further on."""
     lists = [len(intervals) for _, _, intervals in halves]
-    before = torch.tensor(lists).cumsum(0) - torch.tensor(lists)
+    before = itertools.accumulate([0, *lists[:-1]])
     return (
         torch.cat([blocks + n * size for n, (blocks, _, _) in enumerate(halves)]),
-        torch.cat([half[1] + int(n) for n, half in zip(before, halves, strict=True)]),
+        torch.cat([half[1] + n for n, half in zip(before, halves, strict=True)]),
         torch.cat([intervals + n * others for n, (_, _, intervals) in enumerate(halves)]),
     )
 

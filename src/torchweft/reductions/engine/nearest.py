@@ -13,12 +13,14 @@ import functools
 import itertools
 import math
 import operator
+import sys
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Tile, current_device
+from torchweft.core.operators.operands import check_unmapped
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.engine.tree import nearest_by_tree, worth_a_tree
@@ -56,7 +58,7 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     log N + k boxes wherever they are; else all M · N pairs.
 
     Raises:
-        ShapeError: x and y are not (points, D) of one D, or k is below 1.
+        ShapeError: x and y are not (points, D) of one D, k is below 1, or torch.vmap maps points.
         DTypeError: x and y are not of one floating dtype.
 
     Example:
@@ -75,6 +77,7 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
             f"x is {x.dtype} but y is {y.dtype}: both must be of one floating type. Pass "
             "y.to(x.dtype)."
         )
+    check_unmapped("Call once for each cloud.", x=x, y=y)
     wide = torch.promote_types(x.dtype, torch.float32)
     return whole().nearest(_nearest, x.detach().to(wide), y.detach().to(wide), k)
 
@@ -120,21 +123,22 @@ class _Grid:
     Attributes:
         low: (D,) corner of cell 0.
         size: of a cell.
+        rate: its inverse, by which torch multiplies on a GPU where a number of the host divides.
         most: (D,) the last cell of each axis.
         keys: (N,) cells' numbers, ascending.
         order: (N,) the points in that order.
     """
 
     def __init__(self, y: Tensor, box: _Box, size: float) -> None:
-        self.low, self.size = box.first, size
+        self.low, self.size, self.rate = box.first, size, 1 / size
         ends = zip(box.low, box.high, strict=True)
-        self._counts = [math.floor((high - low) / size) + 1 for low, high in ends]
-        self.most = ((box.last - box.first) / size).floor()
+        self._counts = [math.floor((high - low) * self.rate) + 1 for low, high in ends]
+        self.most = ((box.last - box.first) * self.rate).floor()
         self.keys, self.order = self.key(self.cells(y)).sort(stable=True)
 
     def cells(self, points: Tensor) -> Tensor:
         """(M, D) cells; points outside count in the next one inside."""
-        cells = ((points.double() - self.low) / self.size).floor().clamp(min=0)
+        cells = ((points.double() - self.low) * self.rate).floor().clamp(min=0)
         return torch.minimum(cells, self.most).to(torch.int64)
 
     def numbers(self) -> int:
@@ -172,11 +176,12 @@ def _first_grid(y: Tensor, k: int, box: _Box) -> _Grid:
     """About k / 2 points in a cell that has points: most queries then end where they begin."""
     sides = [high - low for low, high in zip(box.low, box.high, strict=True)]
     wide = [side for side in sides if side > 0]
-    share = k / 2 / len(y)
     if not wide:
         return _Grid(y, box, 1.0)  # all in one place
-    least = max(sides) / MOST_CELLS
-    grid = _Grid(y, box, max((math.prod(wide) * share) ** (1 / len(wide)), least))
+    least = max(max(sides) / MOST_CELLS, sys.float_info.min)
+    root = 1 / len(wide)  # of each factor: their product may leave the range of floats
+    size = (k / 2 / len(y)) ** root * math.prod(side**root for side in wide)
+    grid = _Grid(y, box, max(size, least))
     # points of a curve or a surface fill few of the cells of their box
     while len(y) > k * (1 + int((grid.keys.diff() > 0).sum())) and grid.size > 2 * least:
         grid = _Grid(y, box, grid.size / 2)
@@ -237,7 +242,7 @@ def _by_kernel(
 def _steps(dim: int, reach: int, device: torch.device) -> Tensor:
     """(runs, D) from a cell to the middle one of each three along the last axis."""
     aside = [range(-reach, reach + 1)] * (dim - 1)
-    steps = torch.tensor(list(itertools.product(*aside, RUNS[reach])))
+    steps = torch.tensor(list(itertools.product(*aside, RUNS[reach])), device="cpu")
     return steps.to(device, non_blocking=True)  # else the host waits for all that runs
 
 
@@ -252,7 +257,7 @@ def _lists(grid: _Grid, cells: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 def _border(grid: _Grid, x: Tensor, cells: Tensor, reach: int) -> Tensor:
     """(M,) how far a point must be that is not in the cells around; +∞ where all points are."""
-    place = (x.double() - grid.low) / grid.size  # in cells
+    place = (x.double() - grid.low) * grid.rate  # in cells
     below = torch.where(cells > reach, place - (cells - reach), torch.inf)
     above = torch.where(cells < grid.most - reach, cells + reach + 1 - place, torch.inf)
     # rounding may have put a point of the border on its other side

@@ -199,7 +199,10 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     instead_of_nan = like.new_tensor([float("inf" if k else "-inf")])
     found = []
     for component in range(f.dim):
-        best, index = like.new_full(shape, float("inf")), torch.full(shape, last)
+        best, index = (
+            like.new_full(shape, float("inf")),
+            like.new_full(shape, last, dtype=torch.int64),
+        )
         _run("smallest", f, None, component, data, [best, index], instead_of_nan, max(k, 1))
         index.masked_fill_(index == last, -1)
         found.append(index if k else torch.where(index < -1, index & last, index))
@@ -212,7 +215,7 @@ def lowest(f: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
     if blocks is not None:
         data = data._replace(blocks=_ascending(blocks))
     best = _wide(data.like).new_full((f.dim, 1, batch * rows), float("inf"))
-    index = torch.full(best.shape, -1)
+    index = torch.full_like(best, -1, dtype=torch.int64)
     for component in range(f.dim):
         results = [t[component, None] for t in (best, index)]
         _run("lowest", swap(f), None, component, data, [*results, torch.full_like(results[1], -1)])
@@ -253,7 +256,7 @@ def _fills_lanes(data: ReductionData) -> bool:
 
 def _ascending(blocks: Blocks) -> Blocks:
     """The same, with each list of intervals in the order of their starts."""
-    numbers = torch.arange(len(blocks.j_starts))
+    numbers = torch.arange(len(blocks.j_starts), device="cpu")
     lists = torch.searchsorted(blocks.indptr, numbers, right=True)
     order = blocks.j_starts.argsort(stable=True)
     order = order[lists[order].argsort(stable=True)]
@@ -277,7 +280,6 @@ def _run(
     values, sizes, blocks, options = data
     if not sizes.columns or not results[0].numel():
         return
-    real = results[0].dtype
     types = [str(t.dtype).removeprefix("torch.") for t in results]
     loop = _loop(kind, f, w, component, tuple(types), options.accumulate != "auto")
     work_of_a_pair = loop.work + (results[0].shape[2] if kind == "smallest" else 0)
@@ -287,7 +289,7 @@ def _run(
         return
     given = {n: _wide(t.detach()).contiguous() for n, t in values.items()}
     batch = max((len(given[v.data[0]]) for v in loop.columns), default=1)
-    columns = torch.empty(batch * loop.width, length, dtype=real)
+    columns = results[0].new_empty(batch * loop.width, length)
     if loop.width:
         fill = machine_code(loop.columns_of)
         read = _operands(loop.columns, given)
@@ -302,9 +304,8 @@ def _run(
     rows += [t.view(-1, t.shape[2]) for t in results] + [*more]
 
     def run(first: int, last: int) -> None:
-        scratch = torch.empty(ROWS_PER_TASK, loop.totals, dtype=torch.float64)
-        halves = torch.empty(2, COLUMNS_PER_TILE, dtype=real)
-        tops = torch.empty(ROWS_PER_TASK, dtype=real)
+        scratch = columns.new_empty(ROWS_PER_TASK, loop.totals, dtype=torch.float64)
+        halves, tops = columns.new_empty(2, COLUMNS_PER_TILE), columns.new_empty(ROWS_PER_TASK)
         kernel(first, last, tasks, intervals, columns, step, scratch, *halves, tops, *rows)
 
     share(run, len(tasks), pairs * work_of_a_pair, SERIAL_PAIRS * work_of_a_pair)

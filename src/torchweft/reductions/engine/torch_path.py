@@ -78,7 +78,7 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     first, k = k == 0, max(k, 1)
     out = torch.full((batch, rows, k, f.dim), -1, device=data.like.device)
     for strip in _strips([f], data):
-        best = known = torch.empty(0)
+        best = known = data.like.new_empty(0)
         for tile, columns in _tiles([f], data, strip):
             at = columns.expand(batch, strip.end - strip.begin, f.dim, -1)
             found = _found(f, tile).expand(-1, -1, columns.numel(), -1)

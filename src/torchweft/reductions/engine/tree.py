@@ -103,7 +103,7 @@ def nearest_by_tree(x: Tensor, y: Tensor, k: int) -> Tensor:
     tree_loops.leaves(queries, boxes, depth, leaf)
     if recording():
         record(Launch("numba", "nearest_by_tree", {"leaves": 2**depth}, 1, boxes.nbytes))
-    rows, found = leaf.argsort(kind="stable"), torch.empty(len(x), k, dtype=torch.int64)
+    rows, found = leaf.argsort(kind="stable"), x.new_empty(len(x), k, dtype=torch.int64)
     columns = np.ascontiguousarray(points.T)
     given = rows, queries, columns, order, boxes, depth, found.numpy()
     share(

@@ -69,8 +69,11 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
     for n in reversed(order):
         if n not in wanted or n not in adjoints or not n.args:
             continue
-        contributions = PRIMITIVES[n.op].derivative(n, adjoints[n])
-        for argument, contribution in zip(n.args, contributions, strict=True):
+        if n.op == "ifelse" and n.args[0].dim == 1:
+            found = zip(wrt, _of_branches(n, wrt, adjoints[n]), strict=True)
+        else:
+            found = zip(n.args, PRIMITIVES[n.op].derivative(n, adjoints[n]), strict=True)
+        for argument, contribution in found:
             if argument not in wanted or contribution is None or is_zero(contribution):
                 continue
             if argument.dim < contribution.dim:
@@ -78,6 +81,19 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
             known = adjoints.get(argument)
             adjoints[argument] = contribution if known is None else known + contribution
     return [adjoints.get(v, zeros(v.dim)) for v in wrt]
+
+
+def _of_branches(n: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node | None]:
+    """The gradients of the branch that is taken; those of the other may be NaN."""
+    condition, *branches = n.args
+    found = (
+        gradients(branch, wrt, total(cotangent) if branch.dim == 1 else cotangent)
+        for branch in branches
+    )
+    return [
+        None if is_zero(a) and is_zero(b) else node("ifelse", condition, a, b)
+        for a, b in zip(*found, strict=True)
+    ]
 
 
 def diff(f: Node, v: Node, u: Node) -> Node:
@@ -115,6 +131,10 @@ def _trace(f: Node, w: Node, weight: Node) -> Node:
     """Σ_k weight_k ∂f_k/∂w_k of an f that is linear in w, of w's dimension."""
     if f is w:
         return total(weight)
+    if f.op == "ifelse" and f.args[0].dim == 1:
+        condition, *branches = f.args
+        traces = (_trace(expand(branch, f.dim), w, weight) for branch in branches)
+        return node("ifelse", condition, *traces)
     if f.op not in _COMPONENTWISE:
         rows = [gradient(f, w, place(const(1), k, f.dim)) for k in range(f.dim)]
         return total(weight * concat(*(extract(row, k, 1) for k, row in enumerate(rows))))
@@ -169,7 +189,7 @@ def _rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
 
 
 def _folded(n: Node, args: tuple[Node, ...]) -> Node:
-    values = [torch.tensor([a.data], dtype=torch.float64) for a in args]
+    values = [torch.tensor([a.data], dtype=torch.float64, device="cpu") for a in args]
     data = () if n.data is None else (n.data,)
     return const(PRIMITIVES[n.op].value(*values, *data).item())
 

@@ -127,6 +127,7 @@ def look_kernel(
     """
     last: tl.constexpr = 2147483647
     row = tl.program_id(0).to(tl.int64)
+    points = tl.cast(points, tl.int64)  # two rows may have 2^31 of them
     lanes = tl.arange(0, LANES)
     cell = tl.load(cells_ptr + row)
     best, index = empty_lists(1, KEPT, K, tl.float32, tl.int32)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import check_unmapped
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.transport.clouds import centred, check_clouds, widened
@@ -125,6 +126,7 @@ def _solved(
 ) -> _Dual:
     """The iterations' end; potentials are functions of the points alone."""
     check_clouds(a, x, b, y)
+    check_unmapped("Pass clouds as a batch, (batch, points, D).", x=x, y=y, a=a, b=b)
     slack = None if settings.reach else _slack(a, b)
     clusters = _takes_clusters(settings, x, y, labels)
     a, x, b, y = widened(*map(_first_order, (a, x, b, y)))
