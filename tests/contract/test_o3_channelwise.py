@@ -32,7 +32,7 @@ from torchweft.testing.contract import (
     evaluate,
     judge,
 )
-from torchweft.testing.doors import DOOR_CHECKS, check_numerical
+from torchweft.testing.doors import DOOR_CHECKS, check_default_device, check_numerical
 
 pytestmark = pytest.mark.kernels
 
@@ -116,7 +116,7 @@ def test_promises(check, case, backend):
 
 @native
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
-@pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.parametrize("check", [*DOOR_CHECKS, check_default_device])
 @pytest.mark.singly  # cases share their operator
 def test_doors(check, case):
     check(case)

@@ -66,7 +66,10 @@ def loop_body(program: Program, dtype: torch.dtype) -> Callable[[Tensors], Resul
         arrays += [result.view(-1) for result in results]
 
         def run(first: int, end: int, begin: int = 0, count: int = TILE) -> None:
-            scratch = [torch.empty(components * TILE, dtype=torch.float64) for components in sizes]
+            scratch = [
+                torch.empty(components * TILE, dtype=torch.float64, device="cpu")
+                for components in sizes
+            ]
             code(first, end, begin, count, *scratch, *arrays)
 
         rows = first.numel() // size

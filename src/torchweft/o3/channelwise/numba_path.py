@@ -67,7 +67,7 @@ def run(
     rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
     rows["w"] = 1 if shared else tables.num_edges
     return [
-        found[n] if n in found else torch.zeros(rows[slot], structure.width(slot), dtype=dtype)
+        found[n] if n in found else tensors[0].new_zeros(rows[slot], structure.width(slot))
         for n, (slot, _) in enumerate(call.results)
     ]
 
@@ -209,7 +209,7 @@ def _rows(slot: str, walk: _Walk, shared: bool) -> int:
 def _loop(spec: LoopSpec) -> tuple[Any, Tensor]:
     """The kernel of a walk, and a scratch array like those that it needs."""
     text, size = loop_source(spec)
-    return machine_code(text), torch.empty(size, dtype=getattr(torch, spec.dtype))
+    return machine_code(text), torch.empty(size, dtype=getattr(torch, spec.dtype), device="cpu")
 
 
 def _name(t: Tensor) -> str:

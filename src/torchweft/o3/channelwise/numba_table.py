@@ -80,7 +80,8 @@ def prepared(
         rows["w"] = 1
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     # a row that all edges share has a stride of 0
-    strides = torch.tensor([0 if shared and s == "w" else structure.width(s) for s in SLOTS] + [0])
+    widths = [0 if shared and s == "w" else structure.width(s) for s in SLOTS]
+    strides = torch.tensor([*widths, 0], device="cpu")
     kinds, products, factors = map(torch.from_numpy, _table(structure, call))
     factors = factors.to(wide)
     of = next((t for t in (tables.src, tables.dst) if t is not None), None)
@@ -95,14 +96,18 @@ def prepared(
         src, dst, *_ = listed((*given[count:], None))
         src, dst = (identity_rows if t is None else t for t in (src, dst))
         # separate memory, aligned: bits of matrix products depend on the alignment of operands
-        results = [torch.zeros(shape, dtype=wide) for shape in shapes]
-        tensors = torch.tensor([t.data_ptr() for t in (*values, one, *results)])
+        results = [values[0].new_zeros(shape) for shape in shapes]
+        tensors = _addresses((*values, one, *results))
         rows = (src, identity_rows, dst, identity_rows, identity_rows)
-        rows_of = torch.tensor([t.data_ptr() for t in rows])
+        rows_of = _addresses(rows)
         walk(tables.num_edges, kinds, products, factors, tensors, strides, rows_of)
         return tuple(results if dtype == wide else [t.to(dtype) for t in results])
 
     return again
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([t.data_ptr() for t in tensors], device="cpu")
 
 
 def identity(count: int, dtype: torch.dtype) -> Tensor:

@@ -70,7 +70,7 @@ class PotentialCalculator(Calculator):
         key = atoms.numbers.tobytes(), dtype, device
         if self._species is None or self._species[0] != key:
             self._check_elements(atoms)
-            numbers = torch.tensor(atoms.numbers, dtype=torch.int64)
+            numbers = torch.tensor(atoms.numbers, dtype=torch.int64, device="cpu")
             species = self.potential.species(numbers, dtype).to(device)
             mark_constant(species)
             self._species = key, species

@@ -212,7 +212,7 @@ class System(NamedTuple):
 def system_of(positions: Tensor, cell: Tensor | None, pbc: Any, batch: Tensor | None) -> System:
     """What was given, in float64 and of full shapes."""
     _check_positions(positions)
-    repeats = torch.as_tensor(pbc).cpu()
+    repeats = torch.as_tensor(pbc, device="cpu")
     _check_cell(cell, repeats, positions)
     if cell is None:
         cell = positions.new_zeros(3, 3)

@@ -234,7 +234,7 @@ def _as_they_are(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 def _places(numbers: Tensor, known: tuple[int, ...]) -> Tensor:
     """The place of each atomic number among those that a model knows."""
     places = numbers.new_zeros(max(known) + 1)
-    places[list(known)] = torch.arange(len(known))
+    places[list(known)] = torch.arange(len(known), device=places.device)
     return places[numbers]
 
 

@@ -221,7 +221,9 @@ def _recipe(
     sharing = max(map(len, table), default=1)
     padded = [entries + [(0, 0.0)] * (sharing - len(entries)) for entries in table]
     places, factors = (
-        torch.tensor([[pair[i] for pair in entries] for entries in padded], dtype=dtype)
+        torch.tensor(
+            [[pair[i] for pair in entries] for entries in padded], dtype=dtype, device="cpu"
+        )
         .view(-1, sharing)
         .t()
         .contiguous()

@@ -265,7 +265,7 @@ class _LaunchPlan:
 
     def _constant(self, numbers: Sequence[Any]) -> _TensorName:
         """A new int32 tensor."""
-        made = torch.tensor(numbers, dtype=torch.int32)
+        made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
         self.constants.append(made.to(self.device, non_blocking=True))  # a rehearsal may not wait
         return "constant", len(self.constants) - 1
 
