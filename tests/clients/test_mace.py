@@ -17,11 +17,12 @@ pytest.importorskip("mace")
 from ase.build import bulk, molecule
 from e3nn.o3 import Irreps
 from mace import data, modules
+from mace.modules.lora import inject_lora
 from mace.tools import AtomicNumberTable, torch_geometric
 
 from torchweft import o3
 from torchweft.core.default_dtype import default_dtype
-from torchweft.errors import BackendError
+from torchweft.errors import BackendError, DTypeError
 
 DOUBLE = torch.float64
 ELEMENTS = (1, 6, 8, 14)
@@ -279,6 +280,14 @@ def test_copies_and_pickles():
     file.seek(0)
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         assert_agree(results(other), expected, expected)
+
+
+def test_a_model_with_lora_says_what_to_do():
+    """Seen red with: a network whose last layer is asked for its function first."""
+    model = original()
+    inject_lora(model, rank=2)
+    with pytest.raises(DTypeError, match=r"holds a LoRAFCLayer.* Merge what wraps them, such as"):
+        o3.from_mace(model)
 
 
 def test_torchscript_says_what_to_do():

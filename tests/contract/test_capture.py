@@ -512,6 +512,23 @@ def test_gradients_are_put_where_the_caller_reads_them(inside):
     same(weight.grad, 2 * x.square() + (not inside))
 
 
+@pytest.mark.parametrize("before", [None, torch.ones(2)])
+def test_gradients_of_a_record_that_failed_are_those_of_before(before):
+    """Seen red with: gradients in the memory of a graph that is never replayed, and zeros."""
+    weight, unused = (torch.ones(2, requires_grad=True) for _ in range(2))
+    weight.grad = before
+
+    def fails():
+        weight.grad = None
+        (weight * unused.detach()).sum().backward()
+        raise torchweft.CaptureError("not recorded")
+
+    with pytest.raises(torchweft.CaptureError), Gradients([weight, unused]).noted():
+        fails()
+    assert weight.grad is before
+    assert unused.grad is None
+
+
 def test_a_line_that_waits_is_named():
     def waits(x):
         if x.dtype == torch.float32 and calls:

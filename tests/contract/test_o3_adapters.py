@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 
 from tests.conftest import INTERPRETED
 from tests.maces import dense
@@ -225,6 +226,16 @@ def test_a_model_that_cannot_be_turned_stays_as_it_was():
     with pytest.raises(ShapeError, match=text):
         o3.from_mace(model)
     assert [(name, type(module)) for name, module in model.named_modules()] == before
+
+
+def test_a_parametrized_contraction_says_what_to_do():
+    """Seen red with: torch's error, which names no module."""
+    model = MaceModel()
+    part = model.contraction.contractions[0]
+    parametrize.register_parametrization(part, "weights_max", torch.nn.Identity())
+    text = r"^contraction cannot be converted: .* has the parameters .*Remove parametrizations"
+    with pytest.raises(DTypeError, match=text):
+        o3.from_mace(model)
 
 
 def contents(model):

@@ -101,6 +101,22 @@ def test_radial_weights():
     assert_same_bits(conv(x, y, src=graph, radial=h, radial_weight=a), expected, "on a graph")
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_empty_weights_that_need_gradients(shared):
+    """Seen red with: their gradient, written where the number 1 of all products stands."""
+    conv = o3.TensorProductConv(
+        "1x0e+1x1o", "1x1o", "1x0e+1x1o", [(1, 0, 0, "uuu", False), (0, 0, 1, "uuu", False)],
+        shared_weights=shared, internal_weights=False,
+    )  # fmt: skip
+    exact, x = conv(X, Y, None, SRC, DST), X.clone().requires_grad_()
+    empty = torch.zeros((0,) if shared else (3, 0), dtype=DOUBLE, requires_grad=True)
+    for weight in (empty, None):
+        z = conv(x, Y, weight, SRC, DST)
+        assert_same_bits(z.detach(), exact, "values")
+        z.square().sum().backward()
+    assert empty.grad is None or not empty.grad.numel()
+
+
 def test_weights_of_the_module_are_shared():
     conv = layer(internal_weights=True).double()
     x, y, _, src, dst = problem(conv)

@@ -12,7 +12,7 @@ from tests.conftest import INTERPRETED
 from torchweft import explain
 from torchweft.o3.edge_vectors.operator import rows_of_totals
 from torchweft.o3.energies import functions
-from torchweft.o3.energies.functions import NODES_PER_STEP, graph_energies
+from torchweft.o3.energies.functions import NODES_PER_STEP, graph_energies, sums_of_graphs
 from torchweft.testing import assert_within_bound
 
 pytestmark = [
@@ -66,6 +66,14 @@ def test_values(nodes, parts, graphs, dtype):
     wide = [[p.double() for p in case[0]], *(t.double() for t in case[1:])]
     for value, right, size in zip(found, *exact(*wide, tables), strict=True):
         assert_within_bound(value.to(dtype), right, size, nodes * (parts + 2))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2)])
+def test_graphs_without_nodes(shape):
+    """Seen red with: a width that torch is to find."""
+    assert not sums_of_graphs(torch.zeros(shape), owners(0, 3)).any()
+    found = graph_energies(*given(0, 2, torch.float32), owners(0, 3))
+    assert found.energy.tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("graphs", [1, 3])

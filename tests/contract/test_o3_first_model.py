@@ -64,6 +64,15 @@ def test_nothing_is_left_of_it(model):
     assert (model.weight.grad == 1).all()
 
 
+def test_a_model_that_was_moved_in_inference_mode(model):
+    """Its buffers count no changes; seen red with: no call for the kernels, as torch raises."""
+    with torch.inference_mode():
+        model.eval().double()
+        assert model.mean.is_inference()
+        assert model({"x": torch.ones(3)})["energy"] == 3
+    assert model.calls == [True, False]
+
+
 def test_the_data_are_the_callers(model, monkeypatch):
     seen = []
     monkeypatch.setattr(Model, "forward", lambda self, data: seen.append(dict(data)))

@@ -7,8 +7,10 @@ Seen red with: factors taken once more as path weights, another normalisation of
 import math
 from types import SimpleNamespace
 
+import e3nn.nn
 import pytest
 import torch
+from torch.nn.utils import parametrize, prune
 
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
@@ -93,3 +95,33 @@ def test_what_is_unknown():
         from_e3nn(torch.nn.ReLU())
     with pytest.raises(DTypeError, match="given a TensorSquare"):
         from_e3nn(stand_in("TensorSquare", None))
+
+
+class Doubled(torch.nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return 2 * weight
+
+
+CHANGED = {
+    "parametrized": lambda layer: parametrize.register_parametrization(layer, "weight", Doubled()),
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", amount=0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_parameters_that_a_layer_lacks(change):
+    """Seen red with: layers that take the parameters of their own names, and keep a random one."""
+    _, given = linear("element")
+    change(given)
+    with pytest.raises(DTypeError, match=r"has the parameters .*weight.*Remove parametrizations"):
+        from_e3nn(given)
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_parameters_that_a_layer_of_a_network_lacks(change):
+    given = e3nn.nn.FullyConnectedNet([3, 4, 5], torch.tanh)
+    change(given.layer0)
+    with pytest.raises(DTypeError, match=r"a \w*_Layer has the parameters .*weight"):
+        from_e3nn(given)

@@ -121,6 +121,12 @@ MUTANTS = [
         CAPTURE,
     ),
     Mutant(
+        "a record that failed leaves gradients that nothing computes",
+        "                leaf.grad = was\n            raise",
+        "                pass\n            raise",
+        CAPTURE,
+    ),
+    Mutant(
         "a call with padding adds to the gradients of the call",
         "with written.undone(), self._gradients.aside():",
         "with written.undone():",

@@ -48,6 +48,18 @@ MUTANTS = [
         DOCSTRINGS,
     ),
     Mutant(
+        "a converted layer keeps a weight that is parametrized in the original",
+        "    check_parameters(made, module)\n",
+        "",
+        "tests/contract/test_o3_loaders.py -k lacks",
+    ),
+    Mutant(
+        "gradients of empty weights are written to the number 1 of all products",
+        "weight = weight if self.weight_numel else None  # an operator",
+        "pass  # an operator",
+        "tests/contract/test_o3_conv.py -k empty",
+    ),
+    Mutant(
         "the cutoff's polynomial has other constants",
         "total = total * t + (k + 1) * (k + 2) / 2",
         "total = total * t + k * (k + 2) / 2",

@@ -44,12 +44,20 @@ class Gradients:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, the function runs to be recorded: note which gradients it fills, and how."""
+        """Inside, the function runs to be recorded: note which gradients it fills, and how.
+
+        If it raises, gradients are those of before: what a record would fill is never computed.
+        """
         before = [leaf.grad for leaf in self._leaves]
         for leaf in self._leaves:
             leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         begun = [(leaf.grad, leaf.grad._version) for leaf in self._leaves if leaf.grad is not None]
-        yield
+        try:
+            yield
+        except BaseException:
+            for leaf, was in zip(self._leaves, before, strict=True):
+                leaf.grad = was
+            raise
         for leaf, was, (grad, version) in zip(self._leaves, before, begun, strict=True):
             if leaf.grad is grad and grad._version == version:
                 leaf.grad = was

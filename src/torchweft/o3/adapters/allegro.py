@@ -31,7 +31,7 @@ def from_allegro(model: nn.Module) -> nn.Module:
 
     Raises:
         DTypeError: the model has no Contracter of Allegro, or one with a normalisation that
-            torchweft's product does not have.
+            torchweft's product does not have, or with a parametrization.
 
     Products of all modifiers (Triton's, cuEquivariance's) are replaced too.  Scalar networks stay
     Allegro's: they are matrix products of torch.

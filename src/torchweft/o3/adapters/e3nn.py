@@ -47,7 +47,7 @@ def from_e3nn(module: nn.Module) -> nn.Module:
         that optimisers keep them.
 
     Raises:
-        DTypeError: the module holds no layer that torchweft has.
+        DTypeError: the module holds no layer that torchweft has, or one with a parametrization.
         ShapeError: a Linear with factors that its constructor does not give.
 
     Layers: TensorProduct and its subclasses except TensorSquare, Linear, SphericalHarmonics,
@@ -163,7 +163,7 @@ def network(module: Any, kind: type[FullyConnectedNet] = FullyConnectedNet) -> F
         out_act=bool(layers) and layers[-1].act is not None,
     )
     for own, layer in zip(made.children(), layers, strict=True):
-        own.register_parameter("weight", layer.weight)
+        holding(own, layer)
     return made
 
 

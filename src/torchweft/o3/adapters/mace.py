@@ -20,7 +20,14 @@ from torchweft.o3.adapters.mace_forward import (
 )
 from torchweft.o3.adapters.mace_repulsion import repulsion
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import all_or_nothing, holding, is_of, naming, replace_layers
+from torchweft.o3.adapters.replacing import (
+    all_or_nothing,
+    check_parameters,
+    holding,
+    is_of,
+    naming,
+    replace_layers,
+)
 from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
@@ -56,7 +63,8 @@ def from_mace(model: nn.Module) -> nn.Module:
         recorded with such attributes returns NaN for a structure with others.
 
     Raises:
-        DTypeError: the model has no interaction of MACE with a product of e3nn.
+        DTypeError: the model has no interaction of MACE with a product of e3nn, or a layer with
+            LoRA or a parametrization.
         ShapeError: a symmetric contraction of other degrees for other irreps, or with couplings
             that are not equivariant in e3nn's basis; the text names it, and the model stays as it
             was.
@@ -71,7 +79,8 @@ def from_mace(model: nn.Module) -> nn.Module:
     `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
     stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
     more features take the forward pass of MACE.  Hooks of a layer move to the layer that replaces
-    it, and see its rows.
+    it, and see its rows.  Parts of a replaced layer, and `scale_shift`, are not called any more:
+    their hooks are not, either.
 
     The model compiles with torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
@@ -158,7 +167,7 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     made: Any = holding(tensor_product(conv, _MaceConv, layout), conv)
     made.call = call
     weights: Any = getattr(block, "conv_tp_weights", None)
-    if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
+    if _ends_in_a_matrix(weights):
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
         if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
@@ -171,6 +180,13 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
         own: Any = holding(tensor_product(skip, _ByElement, layout), skip)
         own.call = call
         block.skip_tp = own
+
+
+def _ends_in_a_matrix(network: Any) -> bool:
+    """Whether it is a network of e3nn whose last layer has no function."""
+    if not is_of("e3nn", "FullyConnectedNet", network):
+        return False
+    return getattr(list(network.children())[-1], "act", None) is None
 
 
 class _Features:
@@ -351,6 +367,7 @@ def _mace_contraction(module: Any, layout: str, call: Call) -> nn.Module:
         layout="ir_mul",
     )
     for own, part in zip(made.contractions, parts, strict=True):
+        check_parameters(own, part)
         own.weights_max, own.weights = part.weights_max, part.weights
     size = sum(item.ir.dim for item in made.irreps_in)
     made.take_couplings(

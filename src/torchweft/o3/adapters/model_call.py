@@ -67,7 +67,7 @@ def _compares(table: Tensor) -> bool:
 
 def _rehearse(model: nn.Module, args: Any, kwargs: Any) -> None:
     """A call and, of a model that is trained, the gradients of its results; nothing is kept."""
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(buffer, recorded.version(buffer), buffer.clone()) for buffer in model.buffers()]
     args, kwargs = [_copy(a) for a in args], {n: _copy(a) for n, a in kwargs.items()}
     devices = {t.device for t in [*model.parameters(), *model.buffers()] if t.is_cuda}
     with torch.random.fork_rng(devices):
@@ -77,7 +77,7 @@ def _rehearse(model: nn.Module, args: Any, kwargs: Any) -> None:
                 _differentiate(results, [*model.parameters(), *_tensors((args, kwargs))])
         finally:
             for buffer, version, value in buffers:
-                if buffer._version != version:
+                if recorded.version(buffer) != version:
                     buffer.copy_(value)
 
 

@@ -50,7 +50,8 @@ def from_nequip(model: nn.Module) -> nn.Module:
         optimisers keep them and checkpoints load.
 
     Raises:
-        DTypeError: the model has no TensorProductScatter of NequIP.
+        DTypeError: the model has no TensorProductScatter of NequIP, or a layer of e3nn with a
+            parametrization.
 
     Error: results differ from the original's by rounding; `o3.check` measures it for your
     structure.

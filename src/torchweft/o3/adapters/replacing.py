@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweft.errors import WeftError
+from torchweft.errors import DTypeError, WeftError
 
 __all__ = [
     "all_or_nothing",
+    "check_parameters",
     "holding",
     "is_of",
     "naming",
@@ -96,11 +97,16 @@ def is_of(package: str, name: str, module: object) -> bool:
 
 
 def holding(made: nn.Module, module: nn.Module) -> nn.Module:
-    """`made` with the parameters, statistics, hooks, device and mode of another module."""
+    """`made` with the parameters, statistics, hooks, device and mode of another module.
+
+    Raises:
+        DTypeError: their parameters have other names, as where the module has a parametrization.
+    """
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
         made.register_parameter(name, parameter)
+    check_parameters(made, module)
     for name in ("running_mean", "running_var"):
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
@@ -112,6 +118,17 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
         made._rest_of_state = rest  # type: ignore[assignment]
         made.register_load_state_dict_pre_hook(_take_rest)  # type: ignore[no-untyped-call]
     return made.train(module.training)
+
+
+def check_parameters(made: nn.Module, module: nn.Module) -> None:
+    """Raise DTypeError unless two modules have parameters of the same names."""
+    names = [name for name, _ in module.named_parameters()]
+    if {name for name, _ in made.named_parameters()} != set(names):
+        raise DTypeError(
+            f"a {type(module).__name__} has the parameters {', '.join(names)}: it must have those "
+            "of its class alone. Remove parametrizations, pruning and the like before the model is "
+            "converted, and register them on the converted model."
+        )
 
 
 def rest_of_state(module: nn.Module) -> dict[str, Tensor]:

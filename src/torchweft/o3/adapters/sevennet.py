@@ -41,7 +41,8 @@ def from_sevennet(model: nn.Module) -> nn.Module:
 
     Raises:
         DTypeError: the model has no IrrepsConvolution of SevenNet, or one that was built for
-            another library (cuEquivariance, FlashTP, OpenEquivariance).
+            another library (cuEquivariance, FlashTP, OpenEquivariance), or a layer of e3nn with a
+            parametrization.
 
     Error: results differ from the original's by rounding; `o3.check` measures it for your
     structure.

@@ -96,14 +96,18 @@ def prepared(
         src, dst, *_ = listed((*given[count:], None))
         src, dst = (identity_rows if t is None else t for t in (src, dst))
         # separate memory, aligned: bits of matrix products depend on the alignment of operands
-        results = [one.new_zeros(shape) for shape in shapes]
-        tensors = torch.tensor([t.data_ptr() for t in (*values, one, *results)], device="cpu")
+        results = [values[0].new_zeros(shape) for shape in shapes]
+        tensors = _addresses((*values, one, *results))
         rows = (src, identity_rows, dst, identity_rows, identity_rows)
-        rows_of = torch.tensor([t.data_ptr() for t in rows], device="cpu")
+        rows_of = _addresses(rows)
         walk(tables.num_edges, kinds, products, factors, tensors, strides, rows_of)
         return tuple(results if dtype == wide else [t.to(dtype) for t in results])
 
     return again
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([t.data_ptr() for t in tensors], device="cpu")
 
 
 def identity(count: int, dtype: torch.dtype) -> Tensor:

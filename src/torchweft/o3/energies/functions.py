@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -84,7 +85,8 @@ def sums_of_graphs(x: Tensor, tables: Tables | None) -> Tensor:
     """(graphs, …) of x (N, …): sums over the nodes of each graph, in a fixed order."""
     if tables is None:
         return x.sum(0, keepdim=True)
-    return totals(x.view(x.shape[0], -1), tables).view(tables.num_z, *x.shape[1:])
+    width = math.prod(x.shape[1:])  # torch finds no size of an empty tensor
+    return totals(x.view(x.shape[0], width), tables).view(tables.num_z, *x.shape[1:])
 
 
 class _OneLaunch(torch.autograd.Function):

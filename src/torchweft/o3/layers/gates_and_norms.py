@@ -229,7 +229,7 @@ def irrep_of(item: MulIr, f: Function | None) -> Irrep:
         )
     if item.ir.p == 1:
         return item.ir
-    t = torch.linspace(0, 10, 256, dtype=torch.float64)
+    t = torch.linspace(0, 10, 256, dtype=torch.float64, device="cpu")
     g = on_host(f) if isinstance(f, nn.Module) else f
     with torch.no_grad():
         right, left = g(t), g(-t)

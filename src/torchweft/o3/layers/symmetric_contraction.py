@@ -201,7 +201,7 @@ class SymmetricContraction(nn.Module):
 
         Args:
             x: (N, D).
-            element: (N,) integers, or (N, num_elements) real, one-hot or any mixture.
+            element: (N,) int64 or int32, or (N, num_elements) real, one-hot or any mixture.
 
         Returns:
             (N, D_out) in the dtype of x.
@@ -288,9 +288,9 @@ class SymmetricContraction(nn.Module):
                 "dimensions."
             )
         check_tensors(element=element)
-        if element.dtype == torch.bool:
+        if not (element.is_floating_point() or element.dtype in (torch.int64, torch.int32)):
             raise DTypeError(
-                "element is torch.bool: it must be integers, or one-hot real numbers. "
+                f"element is {element.dtype}: it must be int64 or int32, or one-hot real numbers. "
                 "Pass element.long(), or one_hot.float()."
             )
         rows = x.shape[0]

@@ -76,9 +76,13 @@ def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
 
 
 def sorted_by_kernel(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
-    """Of one list of rows or two, (E,) each, in int32, by one launch where there are few entries.
+    """Of one list of rows or two, in int32, by one launch where there are few entries.
 
     Where launches are left out (`compile_ahead`), torch sorts: tables are cached.
+
+    Args:
+        tables: (E,) each, int32 or int64.
+        sizes: number of rows of each.
     """
     entries = tables[0].shape[0]
     few = entries <= MOST_COMPARED and entries * max(sizes) <= MOST_WORK

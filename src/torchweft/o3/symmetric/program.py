@@ -203,7 +203,7 @@ def _fitted(values: Array, functions: Sequence[_Function], size: float) -> Array
         raise ShapeError(
             "the couplings of a symmetric contraction are no equivariant polynomials in e3nn's "
             "basis: weights would mean something else here. Pass a model whose couplings are "
-            "e3nn's."
+            "e3nn's, in float32 or float64; it may be cast to 16 bits when it is converted."
         )
     return found
 

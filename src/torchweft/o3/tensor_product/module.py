@@ -319,6 +319,7 @@ class InstructedModule(WeightedModule):
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """The product of checked rows, by the cached call if one or two operators compute it."""
+        weight = weight if self.weight_numel else None  # an operator has no empty weights
         self._cache(x, y, weight, graph)  # first: a checkpoint's second call is like the first
         z = self._cached(x, y, weight, graph)
         return self.recipe(x, y, weight, graph) if z is None else z
