@@ -202,6 +202,7 @@ def test_dropout_drops_whole_irreps(layout):
     assert layer.eval()(x) is x
     assert o3.Dropout(IRREPS, 1.0)(x).abs().sum() == 0
     assert_same_bits(o3.Dropout(IRREPS, 0.0)(x), x, "nothing dropped")
+    assert o3.Dropout(IRREPS, 0.25)(x[:0]).shape == x[:0].shape  # red before: torch's error
 
 
 def test_errors():

@@ -682,7 +682,7 @@ class Dropout(_Layer):
             )
         kept = [self._kept(x, mul).unsqueeze(2).expand(-1, -1, ir.dim) for mul, ir in self.irreps]
         inner = (1,) * (x.dim() - 2)
-        return x * join(kept, self.layout).view(x.shape[0], *inner, -1)
+        return x * join(kept, self.layout).view(x.shape[0], *inner, self.irreps.dim)
 
     def _kept(self, x: Tensor, mul: int) -> Tensor:
         """(batch, mul): 0, or 1/(1−p)."""
