@@ -24,11 +24,7 @@ from torchweft.o3.irreps.irreps import join, split
 from torchweft.o3.tensor_product import evaluation
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values
-from torchweft.testing.doors import (
-    DOOR_CHECKS,
-    check_numerical,
-    check_opcheck,
-)
+from torchweft.testing.doors import DOOR_CHECKS, check_numerical, check_opcheck
 
 if INTERPRETED:
     pytest.skip("kernels have a contract of their own", allow_module_level=True)

@@ -12,11 +12,7 @@ import pytest
 
 from tests.cases import products
 from tests.conftest import BACKENDS, INTERPRETED
-from torchweft.testing.doors import (
-    DOOR_CHECKS,
-    check_autocast,
-    check_numerical,
-)
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
 
 if INTERPRETED:
     pytest.skip("the doors are checked without TRITON_INTERPRET", allow_module_level=True)

@@ -61,10 +61,7 @@ def test_promises(check, case, backend):
 
 @pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
 @pytest.mark.parametrize("case", DOORS, ids=named)
-@pytest.mark.parametrize(
-    "check",
-    [check for check in DOOR_CHECKS if check is not check_autocast],
-)
+@pytest.mark.parametrize("check", [c for c in DOOR_CHECKS if c is not check_autocast])
 @pytest.mark.singly
 def test_door(check, case):
     check(case)

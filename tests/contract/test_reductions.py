@@ -11,11 +11,7 @@ from tests.cases import reductions
 from tests.conftest import INTERPRETED
 from tests.covering import FULL
 from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
-from torchweft.testing.doors import (
-    DOOR_CHECKS,
-    check_autocast,
-    check_numerical,
-)
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
 
 pytestmark = pytest.mark.kernels
 

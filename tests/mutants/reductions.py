@@ -102,8 +102,8 @@ MUTANTS = [
     ),
     Mutant(
         "slopes of the branch that is not taken count, times 0",
-        'if n.op == "ifelse" and n.args[0].dim == 1:',
-        'if n.op == "ifelse" and n.args[0].dim == 0:',
+        'return n.op == "ifelse" and n.args[0].dim == 1',
+        'return n.op == "ifelse" and n.args[0].dim == 0',
         "tests/contract/test_reductions_edges.py -k branch_that_is_taken",
     ),
     Mutant(

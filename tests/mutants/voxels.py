@@ -129,6 +129,12 @@ MUTANTS = [
         VOXELIZE,
     ),
     Mutant(
+        "results of loops are made on the default device",
+        "y = x.new_empty(table.shape[1], outer, dtype=",
+        "y = torch.empty(table.shape[1], outer, dtype=",
+        "tests/contract/test_voxels_doors.py -k default_device",
+    ),
+    Mutant(
         "a mean over points is their sum",
         'if reduce == "mean":\n        total = total / lengths(*segments).unsqueeze(1)\n',
         'if reduce == "mean":\n        total = total * 1\n',

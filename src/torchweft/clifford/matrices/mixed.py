@@ -186,9 +186,7 @@ def _forward(x: Tensor, scalars: Tensor, row: Tensor, *options: Any) -> list[Ten
     layout = _layout(x, scalars, *options)
     weights = layout.weights(row)
     sums = _linear(scalars, weights.of_scalars, weights.bias)
-    # no view for autograd, which would refuse to change it in place
-    t = sums.new_empty(0)
-    t.set_(sums.untyped_storage(), layout.wide, (len(sums), layout.s_out), sums.stride())
+    t = sums[:, layout.wide :].data  # no view for autograd, which would refuse to change it
     if layout.s_out:
         t.addmm_(layout.at_ends(x), weights.to_scalars.mT)
     y = x.new_empty((*x.shape[:-1], sum(layout.features)))

@@ -216,7 +216,7 @@ def to_sparse(
     if x.dim() < 3 or len(axes) != x.dim() or axes[0] != "B" or axes[1:].count("C") != 1:
         raise ShapeError(
             f"x is {tuple(x.shape)} and format {axes!r}: B first, one C, and an X for each other "
-            "axis are needed. Pass format='BXXXC', say."
+            "axis are needed. Pass format='BXXC' for images, say."
         )
     last = x.movedim(axes.index("C"), -1)
     places = (last != 0).any(-1).nonzero()

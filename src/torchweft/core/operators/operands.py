@@ -22,6 +22,7 @@ __all__ = [
     "narrowed",
     "not_strided",
     "same_kind",
+    "unwrapped",
     "widened",
     "without_autocast",
 ]
@@ -55,13 +56,20 @@ def check_unmapped(remedy: str, **values: Tensor) -> None:
     if not transforms_active():
         return
     for name, value in values.items():
-        while functorch.is_functorch_wrapped_tensor(value):
-            if functorch.is_batchedtensor(value):
-                raise ShapeError(
-                    f"{name} is mapped by torch.vmap: its values, which differ between the mapped "
-                    f"calls, decide how many steps there are. {remedy}"
-                )
-            value = functorch.get_unwrapped(value)
+        if unwrapped(value)[1]:
+            raise ShapeError(
+                f"{name} is mapped by torch.vmap: its values, which differ between the mapped "
+                f"calls, decide how many steps there are. {remedy}"
+            )
+
+
+def unwrapped(tensor: Tensor) -> tuple[Tensor, bool]:
+    """The tensor inside the wrappers of torch.func, and whether torch.vmap maps it."""
+    mapped = False
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        mapped = mapped or functorch.is_batchedtensor(tensor)
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor, mapped
 
 
 def not_strided(name: str, layout: torch.layout) -> DTypeError:

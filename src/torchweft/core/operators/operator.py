@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core import private
+from torchweft.core.operators.operands import unwrapped
 from torchweft.core.private import (
     eval_frame,
-    functorch,
     temporarily_clear_interpreter_stack,
     transforms_active,
 )
@@ -473,12 +473,11 @@ def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor inside the wrappers."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            raise ShapeError(
-                f"an index tensor of shape {tuple(tensor.shape)} is mapped by torch.vmap: tables "
-                "must be the same for the whole map. Pass in_dims=None for them, or call once for "
-                "each table."
-            )
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
+    plain, mapped = unwrapped(tensor)
+    if mapped:
+        raise ShapeError(
+            f"an index tensor of shape {tuple(tensor.shape)} is mapped by torch.vmap: tables must "
+            "be the same for the whole map. Pass in_dims=None for them, or call once for each "
+            "table."
+        )
+    return plain

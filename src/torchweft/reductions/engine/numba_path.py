@@ -199,10 +199,8 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     instead_of_nan = like.new_tensor([float("inf" if k else "-inf")])
     found = []
     for component in range(f.dim):
-        best, index = (
-            like.new_full(shape, float("inf")),
-            like.new_full(shape, last, dtype=torch.int64),
-        )
+        best = like.new_full(shape, float("inf"))
+        index = like.new_full(shape, last, dtype=torch.int64)
         _run("smallest", f, None, component, data, [best, index], instead_of_nan, max(k, 1))
         index.masked_fill_(index == last, -1)
         found.append(index if k else torch.where(index < -1, index & last, index))

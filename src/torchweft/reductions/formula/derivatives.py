@@ -69,7 +69,7 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
     for n in reversed(order):
         if n not in wanted or n not in adjoints or not n.args:
             continue
-        if n.op == "ifelse" and n.args[0].dim == 1:
+        if _is_branched(n):
             found = zip(wrt, _of_branches(n, wrt, adjoints[n]), strict=True)
         else:
             found = zip(n.args, PRIMITIVES[n.op].derivative(n, adjoints[n]), strict=True)
@@ -81,6 +81,11 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
             known = adjoints.get(argument)
             adjoints[argument] = contribution if known is None else known + contribution
     return [adjoints.get(v, zeros(v.dim)) for v in wrt]
+
+
+def _is_branched(n: Node) -> bool:
+    """Whether one number decides which of two formulas is taken."""
+    return n.op == "ifelse" and n.args[0].dim == 1
 
 
 def _of_branches(n: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node | None]:
@@ -131,7 +136,7 @@ def _trace(f: Node, w: Node, weight: Node) -> Node:
     """Σ_k weight_k ∂f_k/∂w_k of an f that is linear in w, of w's dimension."""
     if f is w:
         return total(weight)
-    if f.op == "ifelse" and f.args[0].dim == 1:
+    if _is_branched(f):
         condition, *branches = f.args
         traces = (_trace(expand(branch, f.dim), w, weight) for branch in branches)
         return node("ifelse", condition, *traces)
