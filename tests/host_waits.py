@@ -30,7 +30,8 @@ def steps(call: Callable[[], object]) -> list[str]:
         with record_function("tolist"):
             return tolist(tensor)
 
-    with patch.object(Tensor, "tolist", named), profile(activities=[ProfilerActivity.CPU]) as seen:
+    of_cpu = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+    with patch.object(Tensor, "tolist", named), of_cpu as seen:
         call()
     events = sorted(seen.events(), key=lambda event: event.time_range.start)
     return [NAMES[event.name] for event in events if event.name in NAMES]

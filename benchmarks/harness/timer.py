@@ -187,7 +187,8 @@ def num_kernels(call: Call) -> int | None:
 def events_on_gpu(call: Call) -> list[Any]:
     """What the profiler saw on the GPU in a call: kernels, copies and fills; CUPTI sees them."""
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    gpu = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=gpu, acc_events=True) as profile:
         call()
         torch.cuda.synchronize()
     events = [event for event in profile.events() if event.device_type.name == "CUDA"]

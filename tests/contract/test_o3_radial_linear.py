@@ -218,7 +218,8 @@ def test_weights_of_all_edges_are_never_in_memory(backend, monkeypatch):
     leaves = [torch.randn(s, generator=generator).requires_grad_() for s in sizes]
     x, y, h, a = leaves
     graph = o3.Graph(src, dst, 40)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, profile_memory=True, acc_events=True) as profiled:
         z = conv(x, y, None, graph, radial=h, radial_weight=a)
         first = torch.autograd.grad(z.square().sum(), leaves, create_graph=True)
         torch.autograd.grad(sum(g.square().sum() for g in first), leaves)

@@ -10,6 +10,7 @@ from tests.contract import test_o3_activations as activations
 from tests.contract import test_o3_radial as radial
 from torchweft import o3
 from torchweft.o3.layers.networks import between, is_printed
+from torchweft.products.tiles import has_wgmma
 from torchweft.testing import assert_within_bound
 
 if not torch.cuda.is_available():
@@ -35,7 +36,8 @@ def test_activations(name, dtype, rows):
             factor = after * before**order
             size = factor * (1 + t.abs()) if name == "silu" else torch.full_like(t, factor)
             assert y.dtype == dtype
-            assert_within_bound(y.cpu(), factor * formula, size, 4, stored=8)
+            stored = 16 if dtype == torch.float64 else 8  # the oracle rounds as often
+            assert_within_bound(y.cpu(), factor * formula, size, 4, stored=stored)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +71,11 @@ def test_kernels_of_each_order():
         torch.cuda.synchronize()
     on_gpu = torch.autograd.DeviceType.CUDA
     names = [event.name for event in profile.events() if event.device_type == on_gpu]
-    assert names.count("rows") == 3 + 3 + 5
     elementwise = [name for name in names if "elementwise" in name]
+    if has_wgmma(x.device):  # the hidden layers in one launch, see test_o3_hidden_layers
+        assert names.count("hidden_layers") == 5
+        assert not elementwise
+        return
+    assert names.count("rows") == 3 + 3 + 5
     assert all("add" in name for name in elementwise), elementwise
     assert len(elementwise) <= 2 + 3  # inputs of two functions, and three matrices

@@ -70,7 +70,9 @@ ROWS_PER_BLOCK = 512
 """Rows of z in a block whose gradients are sums, each by one program: as many as run at once."""
 
 MOST_BLOCK_TIMES = 4
-"""Times BLOCK_BYTES that these rows may take."""
+"""Times BLOCK_BYTES that these rows may take, and that a block takes in a run of
+`torchweft.capture`, which sorts the edges of each block at every replay.
+"""
 
 _RADIAL_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
 
@@ -211,9 +213,12 @@ def run_by_blocks(
     width, like = structure.width("w"), tensors[0]
     of_slots = _shapes(structure, *tables[:3], hidden)
     step = max(1, BLOCK_BYTES[like.device.type] // max(1, width * like.element_size()))
-    if like.is_cuda and any(slot == "z" for slot, _ in call.results):
+    most = MOST_BLOCK_TIMES * step
+    if unreadable(tables.src, tables.dst):
+        step = most
+    elif like.is_cuda and any(slot == "z" for slot, _ in call.results):
         many = ROWS_PER_BLOCK * tables.num_edges // max(1, tables.num_z)
-        step = min(max(step, many), MOST_BLOCK_TIMES * step)
+        step = min(max(step, many), most)
     blocks = _blocks(tables, step) if tables.num_edges else ()
     shapes = [of_slots[slot] for slot, _ in call.results]
     if len(blocks) == 1:

@@ -81,14 +81,13 @@ def _digits(
     rows_ptr, order_ptr, first, start, entries, size, shift,
     STEP: tl.constexpr, DIGITS: tl.constexpr,
 ):  # fmt: skip
-    """STEP entries, which of them there are, their rows, and a 1 in the column of each digit."""
+    """STEP entries, which of them there are, their rows, and which digit each has."""
     p = start + tl.arange(0, STEP)
     live = p < entries
     e = p if order_ptr is None else tl.load(order_ptr + first + p, mask=live, other=0)
     row = tl.minimum(tl.load(rows_ptr + first + e, mask=live, other=0), size)
     digit = row >> shift & (DIGITS - 1)
-    one = (digit[:, None] == tl.arange(0, DIGITS)[None, :]) & live[:, None]
-    return e, live, row, one.to(tl.int32)
+    return e, live, row, (digit[:, None] == tl.arange(0, DIGITS)[None, :]) & live[:, None]
 
 
 @triton.jit(do_not_specialize=["entries", "stride", "size1", "size2", "blocks", "shift"])
@@ -102,14 +101,15 @@ def count_digits(
     """
     block, own = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     first, size = own.to(tl.int64) * stride, tl.where(own == 0, size1, size2)
-    total = tl.zeros((DIGITS,), tl.int32)
+    found = tl.zeros((STEP, DIGITS), tl.int32)
     begin = block * BLOCK_E
     for start in range(begin, tl.minimum(begin + BLOCK_E, entries), STEP):
-        _, _, _, one = _digits(
+        _, _, _, own_digit = _digits(
             rows_ptr, order_ptr, first, start, entries, size, shift, STEP, DIGITS
         )  # fmt: skip
-        total += tl.sum(one, 0)
-    tl.store(counts_ptr + (own * DIGITS + tl.arange(0, DIGITS)) * blocks + block, total)
+        found += own_digit.to(tl.int32)
+    at = (own * DIGITS + tl.arange(0, DIGITS)) * blocks + block
+    tl.store(counts_ptr + at, tl.sum(found, 0))
 
 
 @triton.jit(do_not_specialize=["entries", "stride", "size1", "size2", "blocks", "shift"])
@@ -120,21 +120,26 @@ def place_entries(
 ):  # fmt: skip
     """placed: the entries in the order of their digits, else as before.   sorted: their rows.
 
-    `upto` holds the running sums of `counts` of each list.  Bound: memory, 16 bytes an entry.
+    `upto` holds the running sums of `counts` over both lists.  A product with a triangle of ones
+    counts, for each of STEP entries and each digit, those up to it.
+    Bound: memory, 16 bytes an entry.
     """
     block, own = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     first, size = own.to(tl.int64) * stride, tl.where(own == 0, size1, size2)
     at = (own * DIGITS + tl.arange(0, DIGITS)) * blocks + block
-    starts = tl.load(upto_ptr + at) - tl.load(counts_ptr + at)  # of the digits, in this block
-    begin = block * BLOCK_E
+    # where the digits of this block begin, in the list
+    starts = tl.load(upto_ptr + at) - tl.load(counts_ptr + at) - own * entries
+    begin, step = block * BLOCK_E, tl.arange(0, STEP)
+    triangle = (step[None, :] <= step[:, None]).to(tl.float16)
     for start in range(begin, tl.minimum(begin + BLOCK_E, entries), STEP):
-        e, live, row, one = _digits(
+        e, live, row, own_digit = _digits(
             rows_ptr, order_ptr, first, start, entries, size, shift, STEP, DIGITS
         )  # fmt: skip
-        place = tl.sum(one * (starts[None, :] + tl.cumsum(one, 0)), 1) - 1
+        upto = tl.dot(triangle, own_digit.to(tl.float16)).to(tl.int32)
+        place = tl.sum(tl.where(own_digit, starts[None, :] + upto, 0), 1) - 1
         tl.store(placed_ptr + first + place, e, mask=live)
         tl.store(sorted_ptr + first + place, row, mask=live)
-        starts += tl.sum(one, 0)
+        starts += tl.sum(own_digit.to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -173,9 +173,15 @@ def _mean_backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     x, counts, indptr, index, num_segments, backend = args
-    each, sizes = (grad / counts).to(x.dtype), segment_sizes(x.shape[0], num_segments)
-    rows = segment_product(each, None, indptr, index, sizes, "scale", "z_x", backend)
-    return rows, None, None, None
+    each, sizes = grad / counts, segment_sizes(x.shape[0], num_segments)
+    rows = by_counts = None
+    if needed[0]:
+        given = each.to(x.dtype), None, indptr, index
+        rows = segment_product(*given, sizes, "scale", "z_x", backend)
+    if needed[1]:
+        mean = _mean_composition(x, counts, indptr, index, num_segments, backend)
+        by_counts = -(each * mean).sum(1, keepdim=True)
+    return rows, by_counts, None, None
 
 
 def _mean_fake(
