@@ -94,7 +94,7 @@ def by_result(draws):
 
 
 def check(net, rows, compute):
-    """Of as many draws as plain PyTorch on a GPU, of one in the interpreter, which takes seconds."""
+    """Of as many draws as plain PyTorch on a GPU, of one in the interpreter, which is slow."""
     layers = by_layers(net)
     wide = copy.deepcopy(layers).double()
     draws = [draw(rows, net.hs[0], seed) for seed in range(32)]
