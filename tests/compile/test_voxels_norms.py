@@ -34,6 +34,11 @@ CASES: dict[str, dict[str, Any]] = {
         for how, given in AFTER.items()
     },
     **{f"gradient, {how}": given | {"count_ptr": None} for how, given in AFTER.items()},
+    "statistics, padded": {},
+    "total_statistics, padded": {"CUMULATIVE": False, "count_ptr": None},
+    **{
+        f"{name}, padded": {"ACTIVATION": "relu"} for name in ("apply", "gradient_sums", "gradient")
+    },
 }
 
 
@@ -46,9 +51,11 @@ def build(name: str, dtype: str, channels: int) -> Build:
     elif name in ("fold", "joined_statistics"):
         tile = launch.Tile((launch.MOST_CHANNELS,))
     blocks = dict(zip(names[len(names) - len(tile.blocks) :], tile.blocks, strict=True))
-    constants = {n: v for n, v in CASES[name].items() if n in names} | blocks
-    kinds = dict.fromkeys(ROWS, f"*{dtype}") | {"tracked_ptr": "*i64", "count_ptr": "*fp64"}
-    kinds["ranks_ptr"] = "*fp64"
+    padded = name.endswith("padded")
+    given = CASES[name] if padded else CASES[name] | {"valid_ptr": None}
+    constants = {n: v for n, v in given.items() if n in names} | blocks
+    kinds = dict.fromkeys(ROWS, f"*{dtype}") | {"tracked_ptr": "*i64", "valid_ptr": "*i64"}
+    kinds |= {"ranks_ptr": "*fp64", "count_ptr": "*i64" if padded else "*fp64"}
     kinds |= {"eps": "fp32", "momentum": "fp32"}
     types = {
         n: kinds.get(n, "*fp32" if n.endswith("_ptr") else "i32")

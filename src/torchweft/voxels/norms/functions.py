@@ -43,6 +43,7 @@ def batch_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
     backend: str | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """act(norm(x) + residual); in training the running statistics change, as the module's own do.
 
@@ -52,6 +53,9 @@ def batch_norm(
         residual: (N, C) in the dtype of x; under autocast in any dtype.
         activation: a name of ACTIVATIONS.
         backend: "triton", "torch"; None chooses.
+        valid: () int64 on the device of x: the first `valid` rows, at least 2 in training, are
+            real.  The others are padding and may hold anything: they are no part of statistics and
+            of sums, and 0 in the result and its gradients.  None: all rows are real.
 
     Raises:
         ShapeError: a residual or an activation that does not fit.
@@ -61,6 +65,8 @@ def batch_norm(
     residual = _checked(x, residual, activation)
     state = _state(norm)
     if not _by_kernels(state, x, backend):
+        if valid is not None:
+            return _padded_norm(norm, x, residual, activation, valid)
         y = nn.BatchNorm1d.forward(norm, x)
         return Epilogue(None, None, residual, activation)(y)
     kind, (weight, bias, mean, var) = "fixed", state
@@ -68,10 +74,25 @@ def batch_norm(
     if norm.training or mean is None:
         if x.shape[0] < 2:
             return nn.BatchNorm1d.forward(norm, x)  # raises
-        kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var))
+        kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var), valid)
     rest = None if residual is None else residual.contiguous()
-    tensors = (weight, bias, rest, mean, var, None)
+    tensors = (weight, bias, rest, mean, var, valid)
     return batch_norm_op(x, *tensors, activation, kind, None, norm.eps)
+
+
+def _padded_norm(
+    norm: BatchNorm, x: Tensor, residual: Tensor | None, activation: str | None, valid: Tensor
+) -> Tensor:
+    """`batch_norm` of the first `valid` rows by torch's operations."""
+    rows = torch_path.wide(x)  # once: its gradient is rounded once
+    mean, var = norm.running_mean, norm.running_var
+    if by_batch(norm):
+        running = _running(norm, mean, var)
+        mean, var = torch_path.statistics(rows, valid)
+        if running is not None:
+            torch_path.track(running, mean, var, valid)
+    given = (norm.weight, norm.bias, residual, (mean, var), activation, norm.eps, valid)
+    return torch_path.normalised(rows, *given).to(x.dtype)
 
 
 def rank_norm(

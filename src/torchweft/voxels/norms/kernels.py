@@ -4,6 +4,9 @@
 
 Sums over rows are those of parts of `chunk` rows, added in the order of the parts: the same bits at
 every call.  A program owns BLOCK_C channels of a part, or of BLOCK_R rows.
+
+valid_ptr, where given, holds how many rows are real, the first ones: statistics and sums are theirs
+alone.  The others are padding: they are not read, and are 0 in results.
 """
 # mypy: ignore-errors
 
@@ -55,6 +58,30 @@ def _store(ptr, v, row, last, c, C):
 
 
 @triton.jit
+def _real(valid_ptr, rows):
+    """How many of the first `rows` rows are real."""
+    if valid_ptr is not None:
+        rows = tl.minimum(tl.load(valid_ptr), rows).to(tl.int32)
+    return rows
+
+
+@triton.jit
+def _divisor(valid_ptr, rows):
+    """The number of rows of a part; 1 for one of padding, whose sums nobody reads."""
+    if valid_ptr is not None:
+        rows = tl.maximum(rows, 1)
+    return rows
+
+
+@triton.jit
+def _or_zero(v, row, valid_ptr, real):
+    """Results of real rows, and 0 for padding."""
+    if valid_ptr is not None:
+        v = tl.where((row < real)[:, None], v, 0.0)
+    return v
+
+
+@triton.jit
 def _inverse_deviation(var_ptr, c, C, eps):
     """1 / √(var + eps), [BLOCK_C]."""
     return tl.div_rn(1.0, tl.sqrt_rn(_numbers(var_ptr, c, C, 1.0) + eps))
@@ -95,7 +122,7 @@ def _before_activation(g, z, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "chunk"])
 def statistics_kernel(
-    x_ptr, parts_ptr, rows, chunk, C,
+    x_ptr, valid_ptr, parts_ptr, rows, chunk, C,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """parts[0, p] = mean less row 0, parts[1, p] = Σ (x − mean)², over the rows of part p.
@@ -106,12 +133,12 @@ def statistics_kernel(
     """
     part, c = _channels(C, BLOCK_C)
     first = part * chunk
-    last = tl.minimum(first + chunk, rows)
+    last = _real(valid_ptr, tl.minimum(first + chunk, rows))
     r = tl.arange(0, BLOCK_R)
     base = _numbers(x_ptr, c, C, 0.0)
     live = (first + r < last)[:, None]
     near = tl.where(live, _rows(x_ptr, first + r, last, c, C) - base[None, :], 0.0)
-    near = tl.sum(near, 0) / tl.minimum(last - first, BLOCK_R)
+    near = tl.sum(near, 0) / tl.minimum(_divisor(valid_ptr, last - first), BLOCK_R)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     squares = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for start in range(first, last, BLOCK_R):
@@ -120,7 +147,7 @@ def statistics_kernel(
         d = tl.where((row < last)[:, None], d, 0.0)
         total += d
         squares += d * d
-    count = last - first
+    count = _divisor(valid_ptr, last - first)
     mean = tl.sum(total, 0) / count
     square = tl.sum(squares, 0) - mean * mean * count
     at = part.to(tl.int64) * C + c
@@ -131,7 +158,7 @@ def statistics_kernel(
 
 @triton.jit(do_not_specialize=["rows", "chunk"])
 def total_statistics_kernel(
-    x_ptr, parts_ptr, mean_ptr, var_ptr, count_ptr,
+    x_ptr, valid_ptr, parts_ptr, mean_ptr, var_ptr, count_ptr,
     running_mean_ptr, running_var_ptr, tracked_ptr, rows, chunk, momentum, C,
     CUMULATIVE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -142,6 +169,8 @@ def total_statistics_kernel(
     """
     _, c = _channels(C, BLOCK_C)
     inside = (c < C)[None, :]
+    all_parts = tl.cdiv(rows, chunk)
+    rows = _real(valid_ptr, rows)
     parts = tl.cdiv(rows, chunk)
     p = tl.arange(0, BLOCK_P)
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
@@ -157,7 +186,7 @@ def total_statistics_kernel(
         live = (start + p < parts)[:, None] & inside
         at = (start + p)[:, None] * C + c[None, :]
         away = tl.load(parts_ptr + at, mask=live, other=0.0) - middle[None, :]
-        square = tl.load(parts_ptr + parts * C + at, mask=live, other=0.0)
+        square = tl.load(parts_ptr + all_parts * C + at, mask=live, other=0.0)
         squares += tl.where(live, square + count * away * away, 0.0)
     square = tl.sum(squares, 0)
     middle += _numbers(x_ptr, c, C, 0.0)
@@ -232,18 +261,20 @@ def _track(ptr, value, factor, c, C):
 
 @triton.jit(do_not_specialize=["rows"])
 def apply_kernel(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, y_ptr, rows, eps, C,
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, valid_ptr, y_ptr, rows, eps, C,
     ACTIVATION: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y = act(z).   Bound: memory, x and residual read once, y written once."""
     block, c = _channels(C, BLOCK_C)
     row = block * BLOCK_R + tl.arange(0, BLOCK_R)
     scale = _numbers(weight_ptr, c, C, 1.0) * _inverse_deviation(var_ptr, c, C, eps)
-    z = (_rows(x_ptr, row, rows, c, C) - _numbers(mean_ptr, c, C, 0.0)[None, :]) * scale[None, :]
+    real = _real(valid_ptr, rows)
+    z = (_rows(x_ptr, row, real, c, C) - _numbers(mean_ptr, c, C, 0.0)[None, :]) * scale[None, :]
     z += _numbers(bias_ptr, c, C, 0.0)[None, :]
     if residual_ptr is not None:
-        z += _rows(residual_ptr, row, rows, c, C)
-    _store(y_ptr, _activated(z, ACTIVATION), row, rows, c, C)
+        z += _rows(residual_ptr, row, real, c, C)
+    y = _or_zero(_activated(z, ACTIVATION), row, valid_ptr, real)
+    _store(y_ptr, y, row, rows, c, C)
 
 
 @triton.jit
@@ -264,8 +295,8 @@ def _row_gradients(
 
 @triton.jit(do_not_specialize=["rows", "chunk"])
 def gradient_sums_kernel(
-    g_ptr, x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, dz_ptr, parts_ptr,
-    rows, chunk, eps, C,
+    g_ptr, x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, valid_ptr, dz_ptr,
+    parts_ptr, rows, chunk, eps, C,
     ACTIVATION: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """parts[0, p] = Σ ∂/∂z and parts[1, p] = Σ ∂/∂z · (x − mean) / √(var + eps) over part p.
@@ -275,18 +306,19 @@ def gradient_sums_kernel(
     """
     part, c = _channels(C, BLOCK_C)
     first = part * chunk
-    last = tl.minimum(first + chunk, rows)
+    end = tl.minimum(first + chunk, rows)
+    last = _real(valid_ptr, end)
     weight, bias = _numbers(weight_ptr, c, C, 1.0), _numbers(bias_ptr, c, C, 0.0)
     mean, inverse = _numbers(mean_ptr, c, C, 0.0), _inverse_deviation(var_ptr, c, C, eps)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     products = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(first, last, BLOCK_R):
+    for start in range(first, end, BLOCK_R):
         row = start + tl.arange(0, BLOCK_R)
         g, normal = _row_gradients(
             g_ptr, x_ptr, residual_ptr, weight, bias, mean, inverse, row, last, c, C, ACTIVATION
         )
         if dz_ptr is not None:
-            _store(dz_ptr, g, row, last, c, C)
+            _store(dz_ptr, _or_zero(g, row, valid_ptr, last), row, end, c, C)
         total += tl.where((row < last)[:, None], g, 0.0)
         products += tl.where((row < last)[:, None], g * normal, 0.0)
     at = part.to(tl.int64) * C + c
@@ -314,8 +346,8 @@ def total_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def gradient_kernel(
-    g_ptr, x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, sums_ptr, count_ptr,
-    dx_ptr, rows, eps, C,
+    g_ptr, x_ptr, weight_ptr, bias_ptr, residual_ptr, mean_ptr, var_ptr, valid_ptr, sums_ptr,
+    count_ptr, dx_ptr, rows, eps, C,
     ACTIVATION: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / √(var + eps) · (dz − sums[0]/n − sums[1]/n · (x − mean) / √(var + eps)).
@@ -327,14 +359,16 @@ def gradient_kernel(
     row = block * BLOCK_R + tl.arange(0, BLOCK_R)
     weight, bias = _numbers(weight_ptr, c, C, 1.0), _numbers(bias_ptr, c, C, 0.0)
     mean, inverse = _numbers(mean_ptr, c, C, 0.0), _inverse_deviation(var_ptr, c, C, eps)
+    real = _real(valid_ptr, rows)
     g, normal = _row_gradients(
-        g_ptr, x_ptr, residual_ptr, weight, bias, mean, inverse, row, rows, c, C, ACTIVATION
+        g_ptr, x_ptr, residual_ptr, weight, bias, mean, inverse, row, real, c, C, ACTIVATION
     )
     if sums_ptr is not None:
         count = rows.to(tl.float32) if count_ptr is None else tl.load(count_ptr).to(tl.float32)
         g -= (_numbers(sums_ptr, c, C, 0.0) / count)[None, :]
         g -= normal * (_numbers(sums_ptr + C, c, C, 0.0) / count)[None, :]
-    _store(dx_ptr, g * (weight * inverse)[None, :], row, rows, c, C)
+    dx = _or_zero(g * (weight * inverse)[None, :], row, valid_ptr, real)
+    _store(dx_ptr, dx, row, rows, c, C)
 
 
 @triton.jit

@@ -53,6 +53,8 @@ class Normal(NamedTuple):
         var: (C,).
         activation: a name of ACTIVATIONS, or None.
         eps: is added to var.
+        valid: () int64, how many rows are real, the first ones; results of the others, which are
+            padding, are 0.  None: all.
     """
 
     weight: Tensor | None
@@ -62,6 +64,7 @@ class Normal(NamedTuple):
     var: Tensor
     activation: str | None
     eps: float
+    valid: Tensor | None = None
 
 
 class Running(NamedTuple):
@@ -84,13 +87,16 @@ NONE_KEPT = (None, None, None, 0.0)
 """What kernels take where no running statistics are kept."""
 
 
-def statistics(x: Tensor, running: Running | None = None) -> tuple[Tensor, Tensor]:
+def statistics(
+    x: Tensor, running: Running | None = None, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of the channels of x (N, C), N at least 1; both (C,) in float32.
 
-    Running statistics take the mean and the variance times N / (N − 1), N at least 2.
+    Running statistics take the mean and the variance times N / (N − 1), N at least 2.  With
+    `valid`, see `Normal`, all are those of the first N = `valid` rows.
     """
     mean, var = x.new_empty((2, x.shape[1]), dtype=torch.float32).unbind(0)
-    _statistics(x, (mean, var, None), running)
+    _statistics(x, (mean, var, None), running, valid)
     return mean, var
 
 
@@ -131,7 +137,10 @@ def joined(
 
 
 def _statistics(
-    x: Tensor, found: tuple[Tensor, Tensor, Tensor | None], running: Running | None
+    x: Tensor,
+    found: tuple[Tensor, Tensor, Tensor | None],
+    running: Running | None,
+    valid: Tensor | None = None,
 ) -> None:
     """Write the mean, the variance and the number of rows; change the running statistics."""
     rows, channels = x.shape
@@ -141,11 +150,12 @@ def _statistics(
     chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, parts, channels), dtype=torch.float32)
     with current_device(x):
-        kernel = calls.kernels.get("statistics") or calls.made("statistics")
-        kernel(parts * calls.columns, (x, sums), (rows, chunk))
-        kind = ("total_statistics", running is None, momentum is None, dtype)
+        kind: tuple[Any, ...] = ("statistics", valid is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind)
+        kernel(parts * calls.columns, (x, valid, sums), (rows, chunk))
+        kind = ("total_statistics", running is None, momentum is None, dtype, valid is None)
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), TOTAL)
-        tensors, numbers = (x, sums, *found, *kept), (rows, chunk, momentum or 0.0)
+        tensors, numbers = (x, valid, sums, *found, *kept), (rows, chunk, momentum or 0.0)
         kernel(calls.totals, tensors, numbers)
     if running is not None:
         torch.autograd.graph.increment_version(running[:3])
@@ -154,12 +164,12 @@ def _statistics(
 def apply(x: Tensor, normal: Normal) -> Tensor:
     """act((x − mean) / √(var + eps) · weight + bias + residual) in the dtype of x, rounded once."""
     y = torch.empty_like(x)
-    weight, bias, residual, mean, var, activation, eps = normal
+    weight, bias, residual, mean, var, activation, eps, valid = normal
     calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]
     with current_device(x):
-        kind = ("apply", activation, residual is None)
+        kind = ("apply", activation, residual is None, valid is None)
         kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
-        tensors = (x, weight, bias, residual, mean, var, y)
+        tensors = (x, weight, bias, residual, mean, var, valid, y)
         kernel(calls.blocks(rows), tensors, (rows, eps))
     return y
 
@@ -176,15 +186,15 @@ def gradient_sums(
     dz = torch.empty_like(x) if residual else None
     if not rows:
         return x.new_zeros((2, channels), dtype=torch.float32), dz
-    weight, bias, rest, mean, var, activation, eps = normal
+    weight, bias, rest, mean, var, activation, eps, valid = normal
     calls = _calls_of(x, mean.dtype, weight, bias)
     chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, channels), dtype=torch.float32)
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     with current_device(x):
-        kind = ("gradient_sums", activation, rest is None, dz is None)
+        kind = ("gradient_sums", activation, rest is None, dz is None, valid is None)
         kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
-        tensors = (g, x, weight, bias, rest, mean, var, dz, partial)
+        tensors = (g, x, weight, bias, rest, mean, var, valid, dz, partial)
         kernel(parts * calls.columns, tensors, (rows, chunk, eps))
         kernel = calls.kernels.get("total") or calls.made("total", (), TOTAL)
         kernel(2 * calls.totals, (partial, sums), (rows, chunk))
@@ -194,21 +204,25 @@ def gradient_sums(
 def gradient(
     g: Tensor, x: Tensor, normal: Normal, sums: Tensor | None, count: Tensor | None
 ) -> Tensor:
-    """∂/∂x of `apply`; sums over `count` rows (None: those of x) if mean and var are those of x."""
+    """∂/∂x of `apply`; sums over `count` rows (None: those of x) if mean and var are those of x.
+
+    With `valid` rows of x that are real, `count` is their number.
+    """
     dx = torch.empty_like(x)
-    weight, bias, residual, mean, var, activation, eps = normal
+    weight, bias, residual, mean, var, activation, eps, valid = normal
     calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]
     with current_device(x):
-        kind = ("gradient", activation, residual is None, sums is None, count is None)
+        which = (residual is None, sums is None, count is None, valid is None)
+        kind = ("gradient", activation, *which)
         kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
-        tensors = (g, x, weight, bias, residual, mean, var, sums, count, dx)
+        tensors = (g, x, weight, bias, residual, mean, var, valid, sums, count, dx)
         kernel(calls.blocks(rows), tensors, (rows, eps))
     return dx
 
 
 def fold(normal: Normal, added: Tensor | None) -> tuple[Tensor, Tensor]:
     """(scale, shift) in float32: (x + added − mean) / √(var + eps) · weight + bias."""
-    weight, bias, _, mean, var, _, eps = normal
+    weight, bias, _, mean, var, _, eps, _ = normal
     folded = mean.new_empty((2, len(mean)), dtype=torch.float32)
     calls = _calls_of(folded, mean.dtype, weight, bias, added)
     with current_device(mean):

@@ -7,6 +7,9 @@
     "batch"    those of x, which determines them
     "ranks"    those of x on all ranks, `count` rows together
 
+For the first two, the first `count` rows, () int64, are real.  The others are padding: they take no
+part in statistics and sums, and are 0 in the result and its gradients.  None: all rows are real.
+
 Of the gradients of sums over rows, those of "batch" and "ranks" take part in ∂/∂x:
 
     ∂/∂x = weight / √(var + eps) · (∂/∂z − Σ ∂/∂z / n − x' Σ (∂/∂z x') / n),   x' = normalised x
@@ -31,8 +34,9 @@ __all__ = ["batch_norm_op"]
 
 
 def _forward(x: Tensor, *rest: Any) -> list[Tensor]:
-    weight, bias, residual, mean, var, _, activation, _, _, eps = rest
-    normal = launch.Normal(weight, bias, residual, mean, var, activation, eps)
+    weight, bias, residual, mean, var, count, activation, kind, _, eps = rest
+    valid = None if kind == "ranks" else count
+    normal = launch.Normal(weight, bias, residual, mean, var, activation, eps, valid)
     return [launch.apply(x, normal)]
 
 
@@ -40,13 +44,15 @@ def _backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
     x, weight, bias, residual, mean, var, count, activation, kind, group, eps = args
-    normal = launch.Normal(weight, bias, residual, mean, var, activation, eps)
+    valid = None if kind == "ranks" else count
+    normal = launch.Normal(weight, bias, residual, mean, var, activation, eps, valid)
     g = grad.contiguous()
     of_x, of_weight, of_bias, of_residual = needed[:4]
     dresidual = g if of_residual else None
     sums = dx = None
-    if of_weight or of_bias or (of_x and kind != "fixed") or (of_residual and activation):
-        sums, dz = launch.gradient_sums(g, x, normal, of_residual and activation is not None)
+    of_z = of_residual and (activation is not None or valid is not None)  # else it is g
+    if of_weight or of_bias or (of_x and kind != "fixed") or of_z:
+        sums, dz = launch.gradient_sums(g, x, normal, of_z)
         dresidual = dresidual if dz is None else dz
         if dz is not None and activation == "relu":  # g or 0: no rounding, and no more to compute
             g, normal = dz, normal._replace(residual=None, activation=None)
@@ -72,13 +78,14 @@ def _gradient_of(parameter: Tensor | None, sums: Tensor | None, needed: bool) ->
 
 
 def _composition(x: Tensor, *rest: Any) -> Tensor:
-    weight, bias, residual, mean, var, _, activation, kind, group, eps = rest
+    weight, bias, residual, mean, var, count, activation, kind, group, eps = rest
+    valid = None if kind == "ranks" else count
     rows = torch_path.wide(x)  # once: its gradient is rounded once
     if kind == "batch":
-        var, mean = torch.var_mean(rows, 0, correction=0)
+        mean, var = torch_path.statistics(rows, valid)
     elif kind == "ranks":
         mean, var, _ = torch_path.rank_statistics(rows, private.process_group(group))
-    given = (weight, bias, residual, (mean, var), activation, eps)
+    given = (weight, bias, residual, (mean, var), activation, eps, valid)
     return torch_path.normalised(rows, *given).to(x.dtype)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "normalised",
     "rank_statistics",
     "scale_and_shift",
+    "statistics",
     "track",
     "wide",
 ]
@@ -26,12 +27,35 @@ def normalised(
     statistics: tuple[Tensor, Tensor],
     activation: str | None,
     eps: float,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """act((rows − mean) / √(var + eps) · weight + bias + residual) in the dtype of the rows."""
+    """act((rows − mean) / √(var + eps) · weight + bias + residual) in the dtype of the rows.
+
+    With `valid`, rows past the first `valid` are 0, and so are gradients there.
+    """
     mean, var = statistics
-    y = (rows - mean.to(rows.dtype)) * (var + eps).rsqrt().to(rows.dtype)
-    rest = None if residual is None else residual.to(rows.dtype)
-    return Epilogue(weight, bias, rest, activation)(y)
+    y = (_real(rows, valid) - mean.to(rows.dtype)) * (var + eps).rsqrt().to(rows.dtype)
+    rest = None if residual is None else _real(residual.to(rows.dtype), valid)
+    return _real(Epilogue(weight, bias, rest, activation)(y), valid)
+
+
+def statistics(rows: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the rows, or of the first `valid` of them."""
+    if valid is None:
+        var, mean = torch.var_mean(rows, 0, correction=0)
+        return mean, var
+    base = rows[0].detach()  # a mean far from 0 takes no digits
+    near = _real(rows - base, valid)
+    mean = near.sum(0) / valid
+    return base + mean, _real(near - mean, valid).square().sum(0) / valid
+
+
+def _real(rows: Tensor, valid: Tensor | None) -> Tensor:
+    """The rows, and 0 past the first `valid`."""
+    if valid is None:
+        return rows
+    row = torch.arange(rows.shape[0], device=rows.device)
+    return torch.where((row < valid)[:, None], rows, 0.0)
 
 
 def rank_statistics(rows: Tensor, group: Group | None = None) -> tuple[Tensor, Tensor, Tensor]:
