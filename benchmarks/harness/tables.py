@@ -109,7 +109,8 @@ _HOW_TO_READ = """## How to read the tables
   that are right: "3.2, error 57, 15 % right".
 - *floor*: the least time that the bytes (inputs read once, outputs written once) or the operations
   allow on this machine; *of floor* is floor over time. Operations are counted for each derivative
-  by itself: one kernel that computes several derivatives may need fewer.
+  by itself: one kernel that computes several derivatives may need fewer. Bytes of *backward* count
+  the inputs again. Gradients of sums and means do not read them, so *of floor* can exceed 100 %.
 - *host*: the time until the call returns. *kernels*: how many a call runs.
 - *second*: the gradient of the gradients alone, with a retained graph.
 - *captured*: a CUDA graph of a call, by `torchweft.capture`, of torchweft and of the others. Eager
