@@ -1,8 +1,9 @@
 """A network on fresh clouds, on a GPU: `TORCHWEFT_LIDAR=FILE python -m benchmarks.fresh_clouds`.
 
 For MinkUNet42 in half precision, whose maps are those of a cloud that it has not seen: the median
-wall time in milliseconds of the maps alone, of inference, and of forward and backward; beside them
-the same with maps kept, and with maps kept as a CUDA graph.  Of one fresh inference also the
+wall time in milliseconds of the maps alone, of inference, and of forward and backward; the same
+with the maps built before a CUDA graph that has room for other clouds ("padded"); with maps kept,
+and with maps kept as a CUDA graph.  Of one fresh inference also the
 kernels on the GPU, and how often the host waits: for what kernels write into its memory, and in
 torch (0, or an error).
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import torchweft
 from benchmarks.harness.record import machine
@@ -24,7 +26,7 @@ from benchmarks.harness.timer import events_on_gpu
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
 from examples.voxels.plot_minkunet import MinkUNet
-from torchweft.voxels import SparseTensor, prepare
+from torchweft.voxels import SparseTensor, padded_sizes, prepare
 from torchweft.voxels.maps.gpu.tiles import Flags
 
 WARM, REPEATS = 5, 30
@@ -78,26 +80,35 @@ def main() -> None:
     torch.manual_seed(0)
     model = lowered(MinkUNet(FEATURES, CLASSES, options.layers), torch.float16).cuda()
     kept = SparseTensor(feats, coords, shape, 1)
+    labels = torch.randint(0, CLASSES, (len(coords),), device="cuda")
 
     def fresh() -> SparseTensor:
         return SparseTensor(feats, coords, shape, 1)
 
-    def inference(tensor: SparseTensor) -> Tensor:
+    @torch.no_grad()
+    def prepared() -> SparseTensor:
+        return prepare(model, fresh())
+
+    def inference(tensor: SparseTensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             return model(tensor).feats
 
-    def step(tensor: SparseTensor) -> Tensor:
+    def step(tensor: SparseTensor, labels: Tensor) -> Tensor:
         model.zero_grad(set_to_none=True)
-        loss = model(tensor).feats.float().square().mean()
+        scores = model(tensor).feats.float()
+        loss = cross_entropy(scores, labels, ignore_index=-100)
         loss.backward()
         return loss
 
-    def measured(call: Callable[[SparseTensor], object]) -> dict[str, float]:
-        recorded = torchweft.capture(call, kept)
+    def measured(call: Callable[[SparseTensor, Tensor], object]) -> dict[str, float]:
+        recorded = torchweft.capture(call, kept, labels)
+        sizes = padded_sizes(prepare(model, kept), 1.25, labels=-100)
+        padded = torchweft.capture(call, kept, labels, sizes=sizes)
         return {
-            "fresh": milliseconds(lambda: call(fresh())),
-            "kept": milliseconds(lambda: call(kept)),
-            "captured": milliseconds(lambda: recorded(kept)),
+            "fresh": milliseconds(lambda: call(fresh(), labels)),
+            "padded": milliseconds(lambda: padded(prepared(), labels)),
+            "kept": milliseconds(lambda: call(kept, labels)),
+            "captured": milliseconds(lambda: recorded(kept, labels)),
         }
 
     model.eval()
@@ -106,11 +117,11 @@ def main() -> None:
         maps = milliseconds(lambda: prepare(model, fresh()))
     ms = {"maps": {"fresh": maps}, "forward": measured(inference)}
     counts = {
-        "fresh": kernels(lambda: inference(fresh())),
-        "kept": kernels(lambda: inference(kept)),
+        "fresh": kernels(lambda: inference(fresh(), labels)),
+        "kept": kernels(lambda: inference(kept, labels)),
     }
     found = {"cloud": options.cloud, "voxels": len(coords), "kernels": counts, "ms": ms}
-    found["waits"] = waits(lambda: inference(fresh()))
+    found["waits"] = waits(lambda: inference(fresh(), labels))
     model.train()
     ms["forward+backward"] = measured(step)
     text = json.dumps(found | asdict(machine(torch.device("cuda"))), indent=1) + "\n"

@@ -103,15 +103,16 @@ def _segmentation(found: Found) -> str:
 
 
 def _clouds(found: Found) -> str:
-    names = "fresh", "kept", "captured"
+    names = "fresh", "padded", "kept", "captured"
     lines = [
         [what, *(short(ms[name]) if name in ms else "" for name in names)]
         for what, ms in found["ms"].items()
     ]
-    counts = [str(found["kernels"].get(name, "not known")) for name in names[:2]]
-    lines.append(["kernels of a forward pass", *counts, ""])
-    lines.append(["voxels", str(found["voxels"]), "", ""])
-    return table(["ms", "fresh cloud", "maps kept", "captured"], lines)
+    fresh, kept = (str(found["kernels"].get(name, "not known")) for name in ("fresh", "kept"))
+    lines.append(["kernels of a forward pass", fresh, "", kept, ""])
+    lines.append(["voxels", str(found["voxels"]), "", "", ""])
+    heads = "fresh cloud", "fresh, captured", "maps kept", "kept, captured"
+    return table(["ms", *heads], lines)
 
 
 def _differences(found: Found) -> str:
@@ -147,9 +148,10 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     ),
     "fresh_clouds.json": (
         "MinkUNet42 on a LiDAR frame",
-        "In half precision, wall time in milliseconds: of a cloud that the network "
-        "has not seen, whose *maps* it builds; of one whose maps are kept; and of that as a CUDA "
-        "graph. Where a pass is longer than as a graph, the host is what it waits for.\n",
+        "In half precision, wall time in milliseconds: of a cloud that the network has not seen, "
+        "whose *maps* it builds; of that with its maps built before a CUDA graph with room for "
+        "other clouds; of a cloud whose maps are kept; and of that as a CUDA graph. Where a pass "
+        "is longer than as a graph, the host is what it waits for.\n",
         _clouds,
     ),
     "train_segmentation.json": (

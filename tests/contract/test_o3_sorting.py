@@ -193,7 +193,7 @@ def test_tables_of_a_run_follow_changes_in_place():
 
 
 def test_layers_of_a_run_share_sources_in_order(monkeypatch):
-    src, order, made = drawn(40, 11), torch.randperm(40), []
+    src, order, made = drawn(40, 11), torch.randperm(40, device=DEVICE), []
     plain = torch.Tensor.index_select
     monkeypatch.setattr(
         torch.Tensor, "index_select", lambda *given: made.append(1) or plain(*given)

@@ -316,6 +316,65 @@ def test_a_network_and_its_tensor(mode):
         assert_same_bits(run(given).F, network(given).F.detach(), "features")
 
 
+def scan(network, count, seed):
+    """A cloud of two samples in random order, with the maps of a network, and labels."""
+    made = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, 80, (count, 4), generator=made) % torch.tensor([2, 40, 40, 40])
+    coords = torch.unique(drawn, dim=0)
+    coords = coords[torch.randperm(len(coords), generator=made)].cuda()
+    tensor = voxels.SparseTensor(draw(len(coords), 4, seed=seed), coords, (40, 40, 40), 2)
+    return voxels.prepare(network, tensor), torch.arange(len(coords), device="cuda") % 3
+
+
+def test_clouds_that_are_new_in_each_call():
+    """Above and below 16,384 rows, where tiles are sorted in other ways."""
+    torch.manual_seed(0)
+    network = voxels.SparseSequential(
+        voxels.SubMConv3d(4, 16, 3, bias=False),
+        voxels.SparseBatchNorm(16),
+        nn.ReLU(),
+        voxels.SparseConv3d(16, 32, 2, stride=2, indice_key="down", bias=False),
+        voxels.SparseBatchNorm(32),
+        nn.ReLU(),
+        voxels.SubMConv3d(32, 32, 3, bias=False),
+        nn.BatchNorm1d(32),
+        voxels.SparseInverseConv3d(32, 3, 2, indice_key="down"),
+    ).cuda()
+    plain = copy.deepcopy(network)
+
+    def step_of(net):
+        def step(tensor, labels):
+            net.zero_grad()
+            out = net(tensor).F
+            loss = nn.functional.cross_entropy(out, labels, ignore_index=-100)
+            loss.backward()
+            return loss
+
+        return step
+
+    first = scan(network, 30_000, 0)
+    sizes = voxels.padded_sizes(first[0], 1.2, labels=-100)
+    train = torchweft.capture(step_of(network), *first, sizes=sizes)
+    for seed in range(CALLS):
+        given = scan(network, 30_000 + 500 * (seed % 3), seed)
+        near([train(*given)], [step_of(plain)(*given).detach()])
+        for own, other in zip(network.parameters(), plain.parameters(), strict=True):
+            near([own.grad], [other.grad])
+    for own, other in zip(network.buffers(), plain.buffers(), strict=True):
+        near([own.double()], [other.double()])
+    network.eval()
+
+    def inference(tensor):
+        with torch.no_grad():
+            return network(tensor).F
+
+    run = torchweft.capture(inference, first[0], sizes=voxels.padded_sizes(first[0], 1.2))
+    for seed in range(CALLS):
+        tensor, _ = scan(network, 30_000 - 500 * (seed % 3), seed)
+        near([run(tensor)], [inference(tensor)])
+    assert run(tensor).shape == (len(tensor), 3)
+
+
 def test_a_map_that_would_be_built():
     coords = cloud().C.long()
     layer = voxels.SubMConv3d(4, 16, 3).cuda()

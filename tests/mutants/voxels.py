@@ -22,6 +22,7 @@ FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
+PADDED = "tests/contract/test_voxels_padded.py"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
@@ -463,5 +464,42 @@ MUTANTS = [
         "return hasattr(table, _FIXED)",
         "return False",
         TREES,
+    ),
+    Mutant(
+        "padding of an order repeats rows",
+        '        if level.has_order:\n            padding[i][f"order_{i}"] = f"rows_{i}"\n',
+        "",
+        f"{PADDED} -k values",
+    ),
+    Mutant(
+        "batch norms count padding",
+        'return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())',
+        'return run.value((rows,), "voxels", lambda: (rows[:, 0] >= -1).sum())',
+        f"{PADDED} -k training",
+    ),
+    Mutant(
+        "a norm of torch in a sequence sees padding",
+        "if given or (valid is not None and type(module) is nn.BatchNorm1d):",
+        "if given:",
+        f"{PADDED} -k training",
+    ),
+    Mutant(
+        "each layer of a record sorts the rows of its map",
+        "    if run is not None and any(t is not None and run.varies(t) for t in tables):\n",
+        "    if False:\n",
+        f"{PADDED} -k sorts_the_rows",
+        kernels=True,
+    ),
+    Mutant(
+        "a result fixes the tables of a record with room",
+        "    mark_fixed(*[t for t in leaves if run is None or not run.varies(t)])\n",
+        "    mark_fixed(*leaves)\n",
+        f"{PADDED} -k tensor_as_a_result",
+    ),
+    Mutant(
+        "padding counts as voxels",
+        "        if self._padded() is not None:\n",
+        "        if False:\n",
+        f"{PADDED} -k what_needs_voxels",
     ),
 ]

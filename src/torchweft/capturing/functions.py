@@ -33,7 +33,7 @@ from torch import Tensor
 
 from torchweft.capturing.graphs import CudaGraphs, Recorder
 from torchweft.capturing.kinds import Kind
-from torchweft.capturing.layout import Layout, Sizes, named_leaves
+from torchweft.capturing.layout import Layout, Sizes, named_in, named_leaves
 from torchweft.capturing.leaves import flatten
 from torchweft.core.recorded import Current
 from torchweft.errors import DeviceError, DTypeError, ShapeError
@@ -119,8 +119,10 @@ class CapturedFunction:
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function, self._recorder = function, recorder
-        leaves, self._structure = flatten(tuple(examples))
-        self._layout = Layout(named_leaves(function, examples), leaves, sizes)
+        names = named_leaves(function, examples)
+        self._varied = {i for i, name in enumerate(names) if name in named_in(sizes)}
+        leaves, self._structure = flatten(tuple(examples), self._varied)
+        self._layout = Layout(names, leaves, sizes)
         self._rooms = self._layout.rooms(self._layout.lengths(leaves), (0,) * len(sizes or ()))
         self._varying = tuple(-1 - i for i in range(len(self._rooms)))  # in the place of lengths
         self._kinds: OrderedDict[Hashable, Kind] = OrderedDict()
@@ -130,7 +132,7 @@ class CapturedFunction:
         """The results of a replay, or of the calls before there is a record."""
         if Current.run is not None:  # part of another record
             return self._function(*arguments)
-        leaves, structure = flatten(arguments)
+        leaves, structure = flatten(arguments, self._varied)
         key = (structure, *self._key(leaves, structure), *_modes(self._function))
         kind = self._kinds.get(key)
         if kind is None:

@@ -99,9 +99,8 @@ class Kind:
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
         """The leaves of the results, detached."""
         arguments = unflatten(leaves, self._structure)
-        with Run(recording) as run, self._only_read(leaves):
-            results = self._function(*arguments)
-        found, self._results = flatten(results)
+        with Run(recording, leaves) as run, self._only_read(leaves):
+            found, self._results = flatten(self._function(*arguments))
         self._kept = run.kept
         if not recording:
             own = {id(t) for t in leaves}

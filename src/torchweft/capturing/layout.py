@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchweft.core import private
 from torchweft.errors import DTypeError, ShapeError
 
-__all__ = ["Layout", "Sizes", "named_leaves"]
+__all__ = ["Layout", "Sizes", "named_in", "named_leaves"]
 
 Fill = str | float
 """The size whose padding rows a table names, or a number."""
@@ -244,6 +244,15 @@ def named_leaves(function: Callable[..., Any], arguments: Sequence[Any]) -> list
 def _item(key: Any) -> Any:
     """The number of an item, the key of a dict, or the name of a field."""
     return next(getattr(key, kind) for kind in ("idx", "key", "name") if hasattr(key, kind))
+
+
+def named_in(sizes: Sizes | None) -> set[str]:
+    """The arguments that sizes name."""
+    found = set[str]()
+    for key, value in (sizes or {}).items():
+        found.add(key[0] if isinstance(key, tuple) else key)
+        found.update(value[1] if isinstance(value, tuple) else ())
+    return found
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

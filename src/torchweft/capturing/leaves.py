@@ -1,12 +1,13 @@
 """The leaves of arguments and results; fixed tables are values among them, not inputs.
 
 A record reads a fixed table (`core/recorded.py`) where it is: it is neither copied nor padded, and
-what was derived from it before is found again.  Another table is another kind of call.
+what was derived from it before is found again.  Another table is another kind of call.  Tables that
+`sizes` name are inputs like other tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,10 +30,14 @@ class _Fixed(NamedTuple):
         return id(self.table)
 
 
-def flatten(value: Any) -> tuple[list[Any], Any]:
-    """The leaves of nested values, and their structure."""
+def flatten(value: Any, varied: Container[int] = ()) -> tuple[list[Any], Any]:
+    """The leaves of nested values, and their structure; `varied` leaves are never fixed."""
     leaves, structure = private.flatten(value)
-    return [_Fixed(t) if isinstance(t, Tensor) and is_fixed(t) else t for t in leaves], structure
+    found = [
+        _Fixed(t) if isinstance(t, Tensor) and is_fixed(t) and i not in varied else t
+        for i, t in enumerate(leaves)
+    ]
+    return found, structure
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> Any:

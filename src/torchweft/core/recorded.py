@@ -6,7 +6,8 @@ each replay.  So plans of tables are made of launches alone, once in a run, and 
 (`keep`): a cache that drops it must not free memory that replays read.
 
 Tables that belong to an object, such as the kernel maps of voxels, are marked as fixed: a record
-reads them where they are, instead of copies of them.
+reads them where they are, instead of copies of them.  With room for other sizes they are arguments
+like others, and what is derived from them is made in the run (`Run.varies`).
 
 `torchweft.capture` makes such runs.  The flag belongs to the process, since autograd computes
 gradients in threads of its own.
@@ -14,7 +15,7 @@ gradients in threads of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -33,14 +34,16 @@ class Run:
     Args:
         recording: whether launches are recorded, not executed: tensors that are made hold nothing
             yet, and their memory belongs to the graph, so no cache may keep them.
+        arguments: of the function, whose values differ between replays.
 
     Attributes:
         copies: private copies of index tables, by their place, see `core/table_copies.py`.
         kept: what the record needs beside its own memory.
     """
 
-    def __init__(self, recording: bool = False) -> None:
+    def __init__(self, recording: bool = False, arguments: Iterable[Any] = ()) -> None:
         self.recording = recording
+        self._arguments = {id(t) for t in arguments if isinstance(t, Tensor)}
         self.copies: dict[Hashable, Any] = {}
         self.kept: list[Any] = []
         self._values: dict[Hashable, Any] = {}
@@ -58,6 +61,10 @@ class Run:
         Current.run = None
         self._values.clear()
         self.copies.clear()
+
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an argument of the function."""
+        return id(tensor) in self._arguments
 
     def value(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], T]) -> T:
         """The value of `build()`, made once in the run for these tensors in their versions.

@@ -14,8 +14,8 @@ from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.sequential import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
-from torchweft.voxels.maps import leaves as _leaves  # noqa: F401 - registers the tree
 from torchweft.voxels.maps.kernel_map import KernelMap
+from torchweft.voxels.maps.leaves import padded_sizes  # registers the tree of a tensor too
 from torchweft.voxels.maps.metadata import (
     GemmGroups,
     Group,
@@ -40,6 +40,7 @@ __all__ = [
     "hilbert_order",
     "kernel_map",
     "onnx_translations",
+    "padded_sizes",
     "point_to_voxel",
     "prepare",
     "sparse_collate",

@@ -830,4 +830,5 @@ def _followed(
         after = Epilogue(None, None, feats, activation)
         check(after, *tensor.feats.shape)
         return tensor.replace(after(tensor.feats))
-    return tensor.replace(batch_norm(norm, tensor.feats, feats, activation))
+    valid = tensor.coordinates.num_unpadded
+    return tensor.replace(batch_norm(norm, tensor.feats, feats, activation, valid=valid))

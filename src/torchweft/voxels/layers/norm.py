@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from torchweft.core.collectives import all_sum, world
 from torchweft.core.operators.operands import widened
-from torchweft.errors import ShapeError
+from torchweft.errors import CaptureError, ShapeError
 from torchweft.voxels.convolution.epilogue import Epilogue
 from torchweft.voxels.layers.convolution import SparseModule, feats_of
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
@@ -101,15 +101,26 @@ class SparseBatchNorm(SparseModule, _NormBase):
         self.check(tensor, self.num_features)
         feats = None if residual is None else feats_of(residual, tensor)
         shards, after = tensor.coordinates.shards, (feats, activation, self.backend)
-        group = None if shards is None else shards.group
+        group, valid = None if shards is None else shards.group, tensor.coordinates.num_unpadded
         if world(group)[1] > 1 and (self.training or (shards is not None and by_batch(self))):
+            if valid is not None:
+                raise CaptureError(
+                    "a batch norm over several ranks is recorded with room for other voxels: "
+                    "their statistics would count padding. Capture the function without sizes, or "
+                    "use torch.nn.BatchNorm1d, whose statistics are those of each rank."
+                )
             y = rank_norm(self, tensor.feats, *after, group=group)
         else:
-            y = self._normalised(tensor.feats, *after)
+            y = self._normalised(tensor.feats, *after, valid)
         return tensor.replace(y)
 
     def _normalised(
-        self, x: Tensor, residual: Tensor | None, activation: str | None, backend: str | None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        activation: str | None,
+        backend: str | None,
+        valid: Tensor | None,
     ) -> Tensor:
         if by_batch(self):
             if not x.shape[0]:
@@ -120,7 +131,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
                     "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "
                     "or running statistics. Use a larger batch, or eval()."
                 )
-        return batch_norm(self, x, residual, activation, backend)
+        return batch_norm(self, x, residual, activation, backend, valid)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Called by torch's norm; `check` has seen the features."""

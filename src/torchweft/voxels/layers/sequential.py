@@ -60,8 +60,9 @@ class SparseSequential(nn.Sequential, SparseModule):
                 x = module(x, **given)
                 continue
             check_statistics(module, x)
-            if given:
-                x = x.replace(batch_norm(module, x.feats, **given))
+            valid = x.coordinates.num_unpadded
+            if given or (valid is not None and type(module) is nn.BatchNorm1d):
+                x = x.replace(batch_norm(module, x.feats, **given, valid=valid))
             else:
                 x = x.replace(module(x.feats))
         return x

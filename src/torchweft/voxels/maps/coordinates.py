@@ -21,7 +21,8 @@ from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
-from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.core.recorded import Current, Run
+from torchweft.errors import CaptureError, DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import (
@@ -195,9 +196,41 @@ class Coordinates:
 
     @property
     def rows(self) -> Tensor:
-        """(N, 1 + d) int32, which nobody may write to: keys and maps belong to them."""
+        """(N, 1 + d) int32, which nobody may write to: keys and maps belong to them.
+
+        Raises:
+            CaptureError: in a record with room for other voxels, whose padding is none.
+        """
+        if self._padded() is not None:
+            raise CaptureError(
+                "the voxels of a SparseTensor are read in a function that is recorded with room "
+                "for other voxels: padding would count as voxels. Convolutions, batch norms and "
+                "what acts on each row alone can be recorded so; compute what needs voxels, such "
+                "as pools of a sample or dense(), outside of the function."
+            )
+        return self.stored_rows
+
+    @property
+    def stored_rows(self) -> Tensor:
+        """The rows, where those of padding are -1."""
         self._holds()
         return self._rows
+
+    @property
+    def num_unpadded(self) -> Tensor | None:
+        """() int64, the number of voxels without padding, in a record with room for others.
+
+        None outside of such a record, where there is no padding.
+        """
+        run, rows = self._padded(), self._rows
+        if run is None:
+            return None
+        return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())
+
+    def _padded(self) -> Run | None:
+        """The run of a function whose arguments the voxels are."""
+        run = Current.run
+        return run if run is not None and run.varies(self._rows) else None
 
     @property
     def batch_size(self) -> int:

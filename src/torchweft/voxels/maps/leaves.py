@@ -19,14 +19,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.recorded import mark_fixed
+from torchweft.core.recorded import Current, mark_fixed
+from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import SparseTensor
 
-__all__: list[str] = []
+__all__ = ["padded_sizes"]
 
 
 class _Map(NamedTuple):
@@ -59,6 +60,67 @@ _Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
 """A map of a level: geometry, outputs, whether these were given, and tables."""
 
 
+def padded_sizes(
+    tensor: SparseTensor, factor: float = 1.25, **fills: float
+) -> dict[str | tuple[str, int], Any]:
+    """`sizes` for `torchweft.capture`: room for tensors of other voxels, with the same maps.
+
+    A replay reads the voxels and maps of its argument. Rows of padding have no neighbours, and
+    batch norms leave them out. So may the function: a loss must give them no weight, for example by
+    a label that it ignores. Convolutions, batch norms and what acts on each row alone can be
+    recorded; pools of samples and `dense()` cannot. Prepare tensors inside `torch.no_grad()`: what
+    gradients read is made in the record.
+
+    Args:
+        tensor: with all maps of the network, see `prepare`; its box and batch size must be given
+            (`spatial_shape`, `batch_size`), and be those of every tensor.
+        factor: room over the voxels of each level, at least 1.
+        **fills: what fills the padding of other arguments that have a row for each voxel, for
+            example `labels=-100`; without, their first rows are repeated.
+
+    Returns:
+        For the argument `sizes`, of a function that has one SparseTensor among its arguments.
+
+    Raises:
+        ShapeError: the tensor has no maps, or no box or batch size was given.
+
+    Cost: a replay copies all maps, and sorts their rows as the first call on a tensor does. Memory
+    of gradients: two lists of all K offsets for each row of a map.
+
+    Example:
+        >>> import torch, torchweft
+        >>> from torchweft import voxels
+        >>> network = voxels.SubMConv3d(1, 4, 3)
+        >>> coords = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2]])
+        >>> x = voxels.SparseTensor(torch.ones(2, 1), coords, (4, 4, 4), 1)
+        >>> sizes = voxels.padded_sizes(voxels.prepare(network, x), 1.5)
+        >>> run = torchweft.capture(network, x, sizes=sizes)
+        >>> coords = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2], [0, 2, 0, 0]])
+        >>> more = voxels.SparseTensor(torch.ones(3, 1), coords, (4, 4, 4), 1)
+        >>> len(run(voxels.prepare(network, more)))
+        3
+    """
+    voxels = tensor.coordinates
+    levels = _flatten(tensor)[1].levels
+    if voxels.given_shape is None or voxels.given_batch_size is None or not levels[0].maps:
+        raise ShapeError(
+            f"tensor has {len(levels[0].maps)} maps, the spatial_shape {voxels.given_shape} and "
+            f"the batch_size {voxels.given_batch_size}: all clouds of a record have the same "
+            "given ones, and their maps. Pass both to SparseTensor, and voxels.prepare(network, "
+            "tensor)."
+        )
+    padding: list[dict[str, str | float]] = [{f"rows_{i}": -1} for i in range(len(levels))]
+    padding[0] |= {"feats": 0, **fills}
+    for i, level in enumerate(levels):
+        if level.has_order:
+            padding[i][f"order_{i}"] = f"rows_{i}"
+        for n, spec in enumerate(level.maps):
+            padding[spec.outputs][f"table_{i}_{n}"] = -1
+            if spec.has_back:
+                padding[i][f"back_{i}_{n}"] = -1
+    return {f"rows_{i}": (factor, fill) for i, fill in enumerate(padding)}
+
+
 def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
     remedy = "Run the network eagerly, or export it with a tensor of one process."
     refuse(tensor.coordinates, "torch.export or capture", remedy)
@@ -69,13 +131,14 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
     leaves: list[Any] = []
     structures, places = [], {}
     for i, level in enumerate(levels.values()):
-        rows, order, maps = level.rows, level.known_order, _maps_of(level, levels)
+        rows, order, maps = level.stored_rows, level.known_order, _maps_of(level, levels)
         leaves += [rows] if order is None else [rows, order]
         for n, (_, _, _, kept, back) in enumerate(maps):
             leaves += [kept] if back is None else [kept, back]
             places[id(kept)] = i, n
         structures.append(_structure_of(level, order is not None, maps, numbers))
-    mark_fixed(*leaves)
+    run = Current.run
+    mark_fixed(*[t for t in leaves if run is None or not run.varies(t)])
     names = tuple([(name, *places[id(found.kept)]) for name, found in named])
     return [tensor.feats, *leaves], _Structure(tuple(structures), names)
 

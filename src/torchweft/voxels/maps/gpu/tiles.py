@@ -20,9 +20,10 @@ from torchweft.core import private
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.printing.modules import written
+from torchweft.core.recorded import Current
 from torchweft.core.tables import TensorCache
 from torchweft.errors import CaptureError
-from torchweft.voxels.grid import whole
+from torchweft.voxels.grid import kept_with, whole
 
 __all__ = [
     "LISTED",
@@ -202,7 +203,7 @@ def tiles_of(
             beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
         return _make_tiles(kept, order, offsets, beside, seen)
 
-    return _tile_cache.get((table, order), None, make)
+    return kept_with(_tile_cache, (table, order), None, make)
 
 
 def keep_tiles(table: Tensor, order: Tensor | None, tiles: Tiles) -> None:
@@ -226,7 +227,7 @@ def pairs_of(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) 
     def make() -> OffsetPairs:
         return _make_pairs(table.contiguous(), order, made, offsets, mirrored)
 
-    return _pair_cache.get((table, order), mirrored, make)
+    return kept_with(_pair_cache, (table, order), mirrored, make)
 
 
 class _TileKernels(NamedTuple):
@@ -367,7 +368,7 @@ def _make_tiles(
         made.mask(words * -(-count // MASKED.blocks[0]), (table, left.rest, masks), (count,))
     elif parts == 1:
         masks = left.parts
-    if seen is None and count > MOST_RANKED and not _captured(totals):
+    if seen is None and count > MOST_RANKED and not _unread(table):
         # aligned to 16 bytes, as code is specialised
         seen = HostTotals(Flags(totals.device, k + -k % 4))
     by_mask = _sorted(made, table, k, left, (masks, starts, totals), seen)
@@ -415,6 +416,12 @@ def _sorted(
     return by_mask
 
 
+def _unread(table: Tensor) -> bool:
+    """Whether the host may not wait for numbers of pairs: a record reads the table, or will."""
+    run = Current.run
+    return _captured(table) or (run is not None and run.varies(table))
+
+
 def _captured(tensor: Tensor) -> bool:
     """Whether a CUDA graph is being captured, so that the host cannot wait for kernels."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -443,7 +450,7 @@ def empty_pairs(table: Tensor, made: Tiles, offsets: int, mirrored: bool) -> Off
     """Memory for the pairs of a table, whose number the host may wait for."""
     listed, count = num_listed(offsets, mirrored), table.shape[1]
     room = listed * count
-    if made.seen is not None and not _captured(table):
+    if made.seen is not None and not _unread(table):
         room = sum(made.seen.read(listed))
     inputs, outputs = split_ints(table, (room, room), pair_dtype(count, mirrored))
     return OffsetPairs(inputs, outputs, made.totals, {})

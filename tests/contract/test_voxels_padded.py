@@ -1,0 +1,191 @@
+"""Records of networks with room for other clouds: values, training, errors, tables made once.
+
+Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py has graphs of CUDA.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torchweft
+from tests.conftest import INTERPRETED
+from tests.nearness import same
+from tests.recorders import captured
+from torchweft import voxels
+from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.voxels.maps.gpu import tiles
+
+pytestmark = pytest.mark.kernels
+
+BACKEND = "triton" if INTERPRETED else None
+COUNTS = (90, 100, 80, 104, 95)
+SHAPE = (9, 9, 9)
+
+
+def cloud(count, seed, sort=False):
+    made = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, 18, (count, 4), generator=made) % torch.tensor([2, *SHAPE])
+    coords = torch.unique(drawn, dim=0)
+    if not sort:
+        coords = coords[torch.randperm(len(coords), generator=made)]
+    feats = torch.randn(len(coords), 4, generator=made)
+    return voxels.SparseTensor(feats, coords, SHAPE, batch_size=2)
+
+
+def network(norms=True):
+    """Down and up again, with two levels that a second layer of one map reads."""
+    torch.manual_seed(0)
+
+    def followed(conv, channels, norm):
+        return [conv, norm(channels), nn.ReLU()] if norms else [conv, nn.ReLU()]
+
+    def batch_norm(channels):
+        return voxels.SparseBatchNorm(channels, backend=BACKEND)
+
+    ways = {"backend": BACKEND, "bias": not norms}
+    return voxels.SparseSequential(
+        *followed(voxels.SubMConv3d(4, 16, 3, **ways), 16, batch_norm),
+        *followed(voxels.SubMConv3d(16, 16, 3, **ways), 16, nn.BatchNorm1d),
+        *followed(voxels.SparseConv3d(16, 8, 2, 2, indice_key="down", **ways), 8, batch_norm),
+        voxels.SubMConv3d(8, 8, 3, **ways),
+        *([nn.ReLU(), nn.BatchNorm1d(8)] if norms else []),
+        voxels.SparseInverseConv3d(8, 3, 2, indice_key="down", backend=BACKEND),
+    )
+
+
+def prepared(net, seed, **options):
+    return voxels.prepare(net, cloud(COUNTS[seed], seed, **options))
+
+
+def inference(net):
+    def values(tensor):
+        with torch.no_grad():
+            return net(tensor).F
+
+    return values
+
+
+def assert_as_plain(found, exact, plain):
+    """Results of several calls are as accurate as those of eager calls, each in one tensor."""
+    noise = [plain_error(a, b, a.dtype).flatten() for a, b in zip(plain, exact, strict=True)]
+    own, right = (torch.cat([t.flatten() for t in each]) for each in (found, exact))
+    assert_as_accurate(own, right, torch.cat(noise))
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_values(sort):
+    """Seen red with: an order whose padding names rows twice."""
+    net = network(norms=False)
+    wide = copy.deepcopy(net).double()
+    first = prepared(net, 0, sort=sort)
+    run, recorder = captured(inference(net), first, sizes=voxels.padded_sizes(first, 1.3))
+    clouds = [prepared(net, seed, sort=sort) for seed in range(len(COUNTS))]
+    exact = [inference(wide)(tensor.replace(tensor.F.double())) for tensor in clouds]
+    assert_as_plain(list(map(run, clouds)), exact, list(map(inference(net), clouds)))
+    assert (recorder.records, recorder.replays) == (1, len(COUNTS) - 2)
+
+
+def training(net):
+    """A step without its update."""
+
+    def step(tensor, labels):
+        net.zero_grad()
+        loss = nn.functional.cross_entropy(net(tensor).F, labels, ignore_index=-100)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def state(net, loss):
+    gradients = [p.grad for p in net.parameters()]
+    statistics = [b.double() for name, b in net.named_buffers() if "running" in name]
+    return [loss.detach(), *(t.detach().clone() for t in (*gradients, *statistics))]
+
+
+def test_training():
+    """Losses, gradients and running statistics are as accurate as those of eager calls.
+
+    Seen red with: statistics, and gradients of batch norms, that count padding.
+    """
+    net = network()
+    plain, wide = copy.deepcopy(net), copy.deepcopy(net).double()
+    first, labels = prepared(net, 0), torch.zeros(len(cloud(COUNTS[0], 0)), dtype=torch.int64)
+    sizes = voxels.padded_sizes(first, 1.3, labels=-100)
+    run, recorder = captured(training(net), first, labels, sizes=sizes)
+    found, exact, noisy = [], [], []
+    for seed in range(len(COUNTS)):
+        tensor = prepared(net, seed)
+        labels = torch.arange(len(tensor)) % 3
+        found.append(state(net, run(tensor, labels)))
+        noisy.append(state(plain, training(plain)(tensor, labels)))
+        rows = tensor.replace(tensor.F.double())
+        exact.append(state(wide, training(wide)(rows, labels)))
+    assert recorder.replays == len(COUNTS) - 2
+    by_result = (zip(*calls, strict=True) for calls in (found, exact, noisy))
+    for result in zip(*by_result, strict=True):
+        assert_as_plain(*result)
+
+
+def test_a_tensor_as_a_result():
+    """It has the voxels of its argument, and layers run on it; seen red with: those of the room."""
+    net = network(norms=False)
+    first = prepared(net, 0)
+    run, _ = captured(net, first, sizes=voxels.padded_sizes(first, 1.3))
+    layer = voxels.SubMConv3d(3, 2, 3, backend=BACKEND)
+    wide, wide_layer = (copy.deepcopy(each).double() for each in (net, layer))
+    found, exact, plain = [], [], []
+    with torch.no_grad():
+        for seed in range(len(COUNTS)):
+            tensor = prepared(net, seed)
+            result, eager = run(tensor), net(tensor)
+            same(result.C, eager.C)
+            found.append(layer(result).F)
+            plain.append(layer(eager).F)
+            exact.append(wide_layer(wide(tensor.replace(tensor.F.double()))).F)
+    assert_as_plain(found, exact, plain)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="tiles are built by kernels")
+def test_a_record_sorts_the_rows_of_a_map_once(monkeypatch):
+    """Two layers of one map share its tiles; seen red with: tiles of each layer."""
+    net = network(norms=False)
+    first = prepared(net, 0)
+    run, _ = captured(inference(net), first, sizes=voxels.padded_sizes(first, 1.3))
+    for seed in range(3):
+        run(prepared(net, seed))
+    made, make = [], tiles._make_tiles
+    tensor = prepared(net, 3)
+    monkeypatch.setattr(tiles, "_make_tiles", lambda *given: made.append(1) or make(*given))
+    run(tensor)
+    assert len(made) == 4  # of two submanifold maps, and of both directions of the strided one
+
+
+@pytest.mark.parametrize("read", ["pool", "dense", "voxels"])
+def test_what_needs_voxels_cannot_be_recorded(read):
+    net = voxels.SubMConv3d(4, 4, 3, backend=BACKEND)
+
+    def function(tensor):
+        made = net(tensor)
+        pool = voxels.GlobalPool("sum")
+        ways = {"pool": lambda: pool(made), "dense": made.dense, "voxels": lambda: made.C}
+        return ways[read]()
+
+    first = prepared(net, 0)
+    run, _ = captured(function, first, sizes=voxels.padded_sizes(first))
+    with pytest.raises(torchweft.CaptureError, match="padding would count as voxels"):
+        run(first)
+
+
+def test_tensors_that_a_record_cannot_take():
+    net = network()
+    coords, feats = cloud(50, 0).C, cloud(50, 0).F
+    for tensor in (
+        voxels.SparseTensor(feats, coords, SHAPE, 2),
+        voxels.prepare(net, voxels.SparseTensor(feats, coords, SHAPE)),
+        voxels.prepare(net, voxels.SparseTensor(feats, coords, batch_size=2)),
+    ):
+        with pytest.raises(torchweft.ShapeError, match=r"maps, the spatial_shape .* batch_size"):
+            voxels.padded_sizes(tensor)
