@@ -159,18 +159,22 @@ def test_each_may_need_no_gradient(training, frozen):
         torch.testing.assert_close(one, other)
 
 
+def second(function, training, given, dtype):
+    """Gradients of the sum of the squares of gradients."""
+    norm = norm_of(given[0].shape[1]).to(dtype).train(training)
+    x, residual, grad = (t.to(dtype).requires_grad_() for t in given)
+    y = function(norm, x, residual, "silu")
+    inputs = [x, norm.weight, residual]
+    first = torch.autograd.grad(y, inputs, grad, create_graph=True)
+    return torch.autograd.grad(sum(t.square().sum() for t in first), [*inputs, grad])
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_of_gradients(training):
-    def second(function, dtype):
-        norm = norm_of(6).to(dtype).train(training)
-        x, residual, grad = (t.to(dtype).requires_grad_() for t in rows_of(torch.float32))
-        y = function(norm, x, residual, "silu")
-        inputs = [x, norm.weight, residual]
-        first = torch.autograd.grad(y, inputs, grad, create_graph=True)
-        return torch.autograd.grad(sum(t.square().sum() for t in first), [*inputs, grad])
-
-    exact, rough = second(plain, torch.float64), second(plain, torch.float32)
-    for one, other, third in zip(second(ours, torch.float32), exact, rough, strict=True):
+    given = rows_of(torch.float32)
+    exact = second(plain, training, given, torch.float64)
+    found, rough = (second(f, training, given, torch.float32) for f in (ours, plain))
+    for one, other, third in zip(found, exact, rough, strict=True):
         noise = plain_error(third, other, torch.float32)
         assert_as_accurate(one, other, noise + noise.max())
 

@@ -11,10 +11,16 @@ from torch import nn
 
 from tests.clouds import DEVICE, same
 from tests.contract import test_voxels_batch_norm as whole
-from tests.contract.test_voxels_batch_norm import BACKEND, BY_KERNELS, norm_of, rows_of, step
+from tests.contract.test_voxels_batch_norm import (
+    BACKEND,
+    BY_KERNELS,
+    norm_of,
+    rows_of,
+    second,
+    step,
+)
 from tests.host_waits import steps
 from torchweft.testing import assert_as_accurate, plain_error
-from torchweft.voxels.convolution.epilogue import Epilogue
 from torchweft.voxels.norms.functions import batch_norm
 
 pytestmark = pytest.mark.kernels
@@ -23,7 +29,8 @@ small_blocks = whole.small_blocks
 C = 16
 N = 48
 SAME_PARTS = [N, 45, 36, 34]
-"""Rows whose parts have 12 rows as those of N: all, some of the last part, none of it, fewer."""
+"""Numbers of rows that are summed by parts of 12 rows, as N are; the last part of N has padding in
+none, some and all of its rows."""
 
 REAL = [*SAME_PARTS, 24, 10, 2]
 AFTER = [(False, None), (True, None), (False, "relu"), (True, "relu"), (True, "silu")]
@@ -54,22 +61,12 @@ def padded_step(norm, given, after, rows):
     return found
 
 
-def by_operations(norm, x, residual, activation):
-    """`whole.plain`, but sums of gradients are in float32: torch's own are in float64 on a CPU."""
-    mean, var = norm.running_mean, norm.running_var
-    if norm.training or mean is None:
-        norm(x.detach())  # its running statistics follow
-        var, mean = torch.var_mean(x, 0, correction=0)
-    y = (x - mean) * (var + norm.eps).rsqrt()
-    return Epilogue(norm.weight, norm.bias, residual, activation)(y)
-
-
 def check_step(norm, given, after, rows):
     """As accurate as torch's in float32 of the real rows alone."""
     real = [t[:rows] for t in given]
     exact_norm, plain_norm = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     exact = step(whole.plain, exact_norm, [t.double() for t in real], after)
-    rough = step(by_operations, plain_norm, [t.float() for t in real], after)
+    rough = step(whole.plain, plain_norm, [t.float() for t in real], after)
     found = padded_step(norm, given, after, rows)
     for one, other, third in zip(found, exact, rough, strict=True):
         noise = plain_error(third, other, one.dtype)
@@ -112,45 +109,33 @@ def test_options(name):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_a_gradient_alone(activation, training, wanted):
-    """Red with a residual's gradient that is the given one, padding and all."""
-    norm, (x, residual, grad) = (
-        norm_of(C).train(training),
-        spoiled(rows_of(torch.float32, C, N), 30),
-    )
+    """The same as beside the others."""
+    norm = norm_of(C).train(training)
+    x, residual, grad = spoiled(rows_of(torch.float32, C, N), 30)
     named = {"x": x, "weight": norm.weight, "bias": norm.bias, "residual": residual}
 
     def gradients(names):
         for name, tensor in named.items():
             tensor.requires_grad_(name in names)
         y = padded(30)(norm, x, residual, activation)
-        return dict(
-            zip(names, torch.autograd.grad(y, [named[n] for n in names], grad), strict=True)
-        )
+        found = torch.autograd.grad(y, [named[name] for name in names], grad)
+        return dict(zip(names, found, strict=True))
 
     same(gradients([wanted])[wanted], gradients(list(named))[wanted])
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_of_gradients(dtype, training):
+def test_gradients_of_gradients(training):
     """As accurate as torch's of the real rows; those of padding are 0."""
-
-    def second(function, dtype, given):
-        norm = norm_of(C).to(dtype).train(training)
-        x, residual, grad = (t.to(dtype).requires_grad_() for t in given)
-        y = function(norm, x, residual, "silu")
-        inputs = [x, norm.weight, residual]
-        first = torch.autograd.grad(y, inputs, grad, create_graph=True)
-        return torch.autograd.grad(sum(t.square().sum() for t in first), [*inputs, grad])
-
     given = rows_of(torch.float32, C, N)
     real = [t[:30] for t in given]
-    exact, rough = (second(whole.plain, d, real) for d in (torch.float64, torch.float32))
-    found = second(padded(30), dtype, spoiled(given, 30))
+    exact = second(whole.plain, training, real, torch.float64)
+    rough = second(whole.plain, training, real, torch.float32)
+    found = second(padded(30), training, spoiled(given, 30), torch.float32)
     for one, other, third in zip(found, exact, rough, strict=True):
         assert not one[30:].any()
         noise = plain_error(third, other, torch.float32)
-        assert_as_accurate(one[:30].float(), other, noise + noise.max())
+        assert_as_accurate(one[:30], other, noise + noise.max())
 
 
 @pytest.mark.parametrize("training", [True, False])

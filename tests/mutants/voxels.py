@@ -20,6 +20,7 @@ PREPARE = "tests/contract/test_voxels_prepare.py"
 JOBS = "tests/contract/test_voxels_jobs.py"
 FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
+PADDING = "tests/contract/test_voxels_norm_padding.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
 PADDED = "tests/contract/test_voxels_padded.py"
@@ -200,6 +201,33 @@ MUTANTS = [
         "        kernel(calls.totals, tensors, numbers)\n    if False:\n",
         BATCH_NORM,
         kernels=True,
+    ),
+    Mutant(
+        "rows of padding count in a batch's statistics",
+        "last = _real(valid_ptr, tl.minimum(first + chunk, rows))",
+        "last = tl.minimum(first + chunk, rows)",
+        PADDING,
+        kernels=True,
+    ),
+    Mutant(
+        "rows of padding have a gradient",
+        "        v = tl.where((row < real)[:, None], v, 0.0)\n",
+        "        pass\n",
+        PADDING,
+        kernels=True,
+    ),
+    Mutant(
+        "a residual without an activation takes the gradient of padding",
+        "of_z = of_residual and (activation is not None or valid is not None)",
+        "of_z = of_residual and activation is not None",
+        PADDING,
+        kernels=True,
+    ),
+    Mutant(
+        "padding is multiplied by 0",
+        "torch.where((row < valid)[:, None], rows, 0.0)",
+        "rows * (row < valid)[:, None]",
+        PADDING,
     ),
     Mutant(
         "a norm in training is folded into its convolution",
