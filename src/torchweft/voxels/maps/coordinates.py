@@ -222,9 +222,9 @@ class Coordinates:
 
         None outside of such a record, where there is no padding.
         """
-        run, rows = self._padded(), self._rows
-        if run is None:
+        if Current.run is None or (run := self._padded()) is None:
             return None
+        rows = self._rows
         return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())
 
     def _padded(self) -> Run | None:

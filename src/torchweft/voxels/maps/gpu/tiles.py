@@ -203,6 +203,8 @@ def tiles_of(
             beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
         return _make_tiles(kept, order, offsets, beside, seen)
 
+    if Current.run is None:  # a call less for each layer
+        return _tile_cache.get((table, order), None, make)
     return kept_with(_tile_cache, (table, order), None, make)
 
 
