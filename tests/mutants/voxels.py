@@ -513,14 +513,14 @@ MUTANTS = [
     ),
     Mutant(
         "each layer of a record sorts the rows of its map",
-        "    if run is not None and any(t is not None and run.varies(t) for t in tables):\n",
-        "    if False:\n",
+        "        if (run := recorded.Current.run) is not None and run.varies(tensors):\n",
+        "        run = recorded.Current.run\n        if False:\n",
         f"{PADDED} -k sorts_the_rows",
         kernels=True,
     ),
     Mutant(
         "a result fixes the tables of a record with room",
-        "    mark_fixed(*[t for t in leaves if run is None or not run.varies(t)])\n",
+        "    mark_fixed(*[t for t in leaves if run is None or not run.varies((t,))])\n",
         "    mark_fixed(*leaves)\n",
         f"{PADDED} -k tensor_as_a_result",
     ),

@@ -62,9 +62,9 @@ class Run:
         self._values.clear()
         self.copies.clear()
 
-    def varies(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an argument of the function."""
-        return id(tensor) in self._arguments
+    def varies(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Whether one of the tensors is an argument of the function."""
+        return any(id(t) in self._arguments for t in tensors)
 
     def value(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], T]) -> T:
         """The value of `build()`, made once in the run for these tensors in their versions.

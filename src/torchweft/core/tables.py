@@ -277,14 +277,20 @@ class TensorCache(Generic[V]):
         self._entries: dict[Hashable, _Entry] = {}
 
     def get(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]) -> V:
-        """The value of `build()`, cached for these tensor objects in their present version."""
+        """The value of `build()`, cached for these tensor objects in their present version.
+
+        In a run (`core/recorded.py`) that has one of them as an argument, it is made once in the
+        run.
+        """
+        if (run := recorded.Current.run) is not None and run.varies(tensors):
+            return run.value(tensors, (self, key), build)
         full_key = (key, *map(id, tensors))
         entry = self._entries.get(full_key)
         if entry is not None and _unchanged(tensors, entry.versions):
             found: V = entry.value
-            return found if recorded.Current.run is None else recorded.keep(found)
+            return found if run is None else recorded.keep(found)
         value = recorded.keep(build())
-        if (run := recorded.Current.run) is not None and run.recording:
+        if run is not None and run.recording:
             return value
         if not any(t is not None and t.is_inference() for t in tensors):
             if len(self._entries) >= MOST_VALUES:

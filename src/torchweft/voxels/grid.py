@@ -17,19 +17,16 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling
-from torchweft.core.recorded import Current
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
-
-V = TypeVar("V")
 
 __all__ = [
     "CONV_MODES",
@@ -40,7 +37,6 @@ __all__ = [
     "hilbert_keys",
     "hilbert_order",
     "integer",
-    "kept_with",
     "whole",
     "z_keys",
     "z_order",
@@ -246,17 +242,7 @@ def cached_table(
     """The result of a function of tables, cached with them unless it is traced."""
     if compiling():
         return build(*tensors)
-    return kept_with(cache, tensors, None, lambda: below_transforms(build)(*tensors))
-
-
-def kept_with(
-    cache: TensorCache[V], tables: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]
-) -> V:
-    """The value of `build()`, cached with tables, or made once in a run that has them as inputs."""
-    run = Current.run
-    if run is not None and any(t is not None and run.varies(t) for t in tables):
-        return run.value(tables, (cache, key), build)
-    return cache.get(tables, key, build)
+    return cache.get(tensors, None, lambda: below_transforms(build)(*tensors))
 
 
 def _mirrored(kept: Tensor, order: Tensor | None) -> Tensor:

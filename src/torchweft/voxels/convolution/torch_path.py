@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from torchweft.core.operators.operands import without_autocast
 from torchweft.core.tables import TensorCache
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
-from torchweft.voxels.grid import kept_with, whole
+from torchweft.voxels.grid import whole
 
 __all__ = ["convolve", "weight_gradient"]
 
@@ -147,7 +147,7 @@ def _data_of(table: Tensor) -> _TableData:
     def build() -> _TableData:
         return _TableData(table.numel(), int((table >= 0).sum()), {}, {})
 
-    return kept_with(_table_cache, (table,), None, build)
+    return _table_cache.get((table,), None, build)
 
 
 def _sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> ChunkSums:

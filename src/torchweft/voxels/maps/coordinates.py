@@ -230,7 +230,7 @@ class Coordinates:
     def _padded(self) -> Run | None:
         """The run of a function whose arguments the voxels are."""
         run = Current.run
-        return run if run is not None and run.varies(self._rows) else None
+        return run if run is not None and run.varies((self._rows,)) else None
 
     @property
     def batch_size(self) -> int:

@@ -138,7 +138,7 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
             places[id(kept)] = i, n
         structures.append(_structure_of(level, order is not None, maps, numbers))
     run = Current.run
-    mark_fixed(*[t for t in leaves if run is None or not run.varies(t)])
+    mark_fixed(*[t for t in leaves if run is None or not run.varies((t,))])
     names = tuple([(name, *places[id(found.kept)]) for name, found in named])
     return [tensor.feats, *leaves], _Structure(tuple(structures), names)
 

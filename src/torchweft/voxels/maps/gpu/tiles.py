@@ -23,7 +23,7 @@ from torchweft.core.printing.modules import written
 from torchweft.core.recorded import Current
 from torchweft.core.tables import TensorCache
 from torchweft.errors import CaptureError
-from torchweft.voxels.grid import kept_with, whole
+from torchweft.voxels.grid import whole
 
 __all__ = [
     "LISTED",
@@ -203,9 +203,7 @@ def tiles_of(
             beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
         return _make_tiles(kept, order, offsets, beside, seen)
 
-    if Current.run is None:  # a call less for each layer
-        return _tile_cache.get((table, order), None, make)
-    return kept_with(_tile_cache, (table, order), None, make)
+    return _tile_cache.get((table, order), None, make)
 
 
 def keep_tiles(table: Tensor, order: Tensor | None, tiles: Tiles) -> None:
@@ -229,7 +227,7 @@ def pairs_of(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) 
     def make() -> OffsetPairs:
         return _make_pairs(table.contiguous(), order, made, offsets, mirrored)
 
-    return kept_with(_pair_cache, (table, order), mirrored, make)
+    return _pair_cache.get((table, order), mirrored, make)
 
 
 class _TileKernels(NamedTuple):
@@ -421,7 +419,7 @@ def _sorted(
 def _unread(table: Tensor) -> bool:
     """Whether the host may not wait for numbers of pairs: a record reads the table, or will."""
     run = Current.run
-    return _captured(table) or (run is not None and run.varies(table))
+    return _captured(table) or (run is not None and run.varies((table,)))
 
 
 def _captured(tensor: Tensor) -> bool:
