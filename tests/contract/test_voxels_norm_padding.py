@@ -1,6 +1,8 @@
 """Batch norms of rows of which only the first n are real, where the host does not know n.
 
-Seen red with:
+Seen red with: padding that counts in a mean, in a sum of gradients, in the number of rows that
+divides; results and gradients of padding that are not 0, or masked by a product; squares of parts
+that are read behind the parts of real rows alone; a number that the host reads.
 """
 
 import copy

@@ -206,7 +206,7 @@ def gradient(
 ) -> Tensor:
     """∂/∂x of `apply`; sums over `count` rows (None: those of x) if mean and var are those of x.
 
-    With `valid` rows of x that are real, `count` is their number.
+    Where rows of x are padding, `count` is `normal.valid`.
     """
     dx = torch.empty_like(x)
     weight, bias, residual, mean, var, activation, eps, valid = normal
