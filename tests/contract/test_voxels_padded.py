@@ -179,6 +179,16 @@ def test_what_needs_voxels_cannot_be_recorded(read):
         run(first)
 
 
+def test_a_tensor_with_other_maps():
+    """Seen red with: the whole structure of both, thousands of characters."""
+    net = network()
+    first = prepared(net, 0)
+    run, _ = captured(inference(net), first, sizes=voxels.padded_sizes(first))
+    with pytest.raises(torchweft.ShapeError, match=r"(?s)arguments are .* same maps") as told:
+        run(cloud(COUNTS[1], 1))
+    assert len(str(told.value)) < 800
+
+
 def test_tensors_that_a_record_cannot_take():
     net = network()
     coords, feats = cloud(50, 0).C, cloud(50, 0).F

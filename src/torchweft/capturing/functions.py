@@ -45,6 +45,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_KINDS = 16
 """Records of one function."""
 
+SHOWN = 240
+"""Characters of a structure in an error."""
+
 _SINGLE = types.NoneType, enum.Enum, torch.dtype, torch.layout, torch.memory_format
 """Types whose objects are values, although they are compared by identity."""
 
@@ -143,9 +146,12 @@ class CapturedFunction:
     def _key(self, leaves: Sequence[Any], structure: Any) -> list[Hashable]:
         """What the record depends on; lengths that vary are not."""
         if self._layout.sizes and structure != self._structure:
+            given, known = str(structure), str(self._structure)
             raise ShapeError(
-                f"the arguments are {structure} but the examples were {self._structure}: with "
-                "sizes they must have one structure. Capture the function again for others."
+                f"the arguments are {_differing(given, known)} but the examples were "
+                f"{_differing(known, given)}: with sizes they must have one structure, sparse "
+                "tensors the same maps. Prepare sparse tensors for the network; for other "
+                "arguments capture the function again."
             )
         found: list[Hashable] = []
         for i, leaf in enumerate(leaves):
@@ -191,6 +197,15 @@ def _device(names: Sequence[str], leaves: Sequence[Any]) -> torch.device:
                 f"memory of one device. Pass {name}.to({str(known.device)!r})."
             )
     return known.device
+
+
+def _differing(text: str, other: str) -> str:
+    """A text, or of a long one the part where it differs from another."""
+    if len(text) <= SHOWN:
+        return text
+    pairs = enumerate(zip(text, other, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
+    return f"… {text[max(0, same - SHOWN // 2) : same + SHOWN // 2]} …"
 
 
 def _constant(leaf: Any) -> Hashable:

@@ -72,8 +72,9 @@ def padded_sizes(
     gradients read is made in the record.
 
     Args:
-        tensor: with all maps of the network, see `prepare`; its box and batch size must be given
-            (`spatial_shape`, `batch_size`), and be those of every tensor.
+        tensor: with all maps of the network, see `prepare`, which knows none onto given
+            coordinates; its box and batch size must be given (`spatial_shape`, `batch_size`), and
+            be those of every tensor. The rows of all tensors ascend, or of none.
         factor: room over the voxels of each level, at least 1.
         **fills: what fills the padding of other arguments that have a row for each voxel, for
             example `labels=-100`; without, their first rows are repeated.
