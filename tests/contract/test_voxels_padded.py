@@ -11,10 +11,14 @@ from torch import nn
 
 import torchweft
 from tests.conftest import INTERPRETED
+from tests.contract.test_voxels_jobs import reach
+from tests.contract.test_voxels_together import serve
 from tests.nearness import same
 from tests.recorders import captured
 from torchweft import voxels
 from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.testing.sanitizer import reaching
+from torchweft.voxels.maps import together
 from torchweft.voxels.maps.gpu import tiles
 
 pytestmark = pytest.mark.kernels
@@ -22,6 +26,18 @@ pytestmark = pytest.mark.kernels
 BACKEND = "triton" if INTERPRETED else None
 COUNTS = (90, 100, 80, 104, 95)
 SHAPE = (9, 9, 9)
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """In the interpreter kernels build maps too."""
+    if not INTERPRETED:
+        yield
+        return
+    serve(monkeypatch, True)
+    with reaching() as tensors:
+        reach(monkeypatch, tensors)
+        yield
 
 
 def cloud(count, seed, sort=False):
@@ -56,7 +72,9 @@ def network(norms=True):
 
 
 def prepared(net, seed, **options):
-    return voxels.prepare(net, cloud(COUNTS[seed], seed, **options))
+    """With tiles or without, in turn."""
+    tables_only = seed % 2 > 0
+    return voxels.prepare(net, cloud(COUNTS[seed], seed, **options), tables_only=tables_only)
 
 
 def inference(net):
@@ -161,6 +179,21 @@ def test_a_record_sorts_the_rows_of_a_map_once(monkeypatch):
     monkeypatch.setattr(tiles, "_make_tiles", lambda *given: made.append(1) or make(*given))
     run(tensor)
     assert len(made) == 4  # of two submanifold maps, and of both directions of the strided one
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="tiles are built by kernels")
+def test_tables_only(monkeypatch):
+    """No tiles, and no pairs for gradients; seen red with: either."""
+    net = network()
+    prepared(net, 0)
+    built = []
+    for name in ("tiles_together", "pairs_together"):
+        plain = getattr(together, name)
+        monkeypatch.setattr(together, name, lambda jobs, do=plain: built.extend(jobs) or do(jobs))
+    voxels.prepare(net, cloud(90, 1), tables_only=True)
+    assert not built
+    voxels.prepare(net, cloud(90, 2))
+    assert len(built) > 4
 
 
 @pytest.mark.parametrize("read", ["pool", "dense", "voxels"])

@@ -494,6 +494,13 @@ MUTANTS = [
         TREES,
     ),
     Mutant(
+        "tiles are built that a record builds too",
+        "tiles_together([] if tables_only else later)",
+        "tiles_together(later)",
+        f"{PADDED} -k tables_only",
+        kernels=True,
+    ),
+    Mutant(
         "padding of an order repeats rows",
         '        if level.has_order:\n            padding[i][f"order_{i}"] = f"rows_{i}"\n',
         "",

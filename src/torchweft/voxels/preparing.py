@@ -12,7 +12,7 @@ from torchweft.voxels.maps.together import ask
 __all__ = ["prepare"]
 
 
-def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
+def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = False) -> SparseTensor:
     """The tensor with all kernel maps that a network will need, built at once.
 
     The first time, the network runs on the tensor, without gradients, to record the maps it needs.
@@ -28,6 +28,8 @@ def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
     Args:
         network: takes a SparseTensor as its only argument.
         tensor: on the network's device.
+        tables_only: for records with room for other voxels (`padded_sizes`), which sort the rows of
+            maps themselves: on a GPU half of the time is saved.
 
     Returns:
         The tensor.
@@ -54,7 +56,7 @@ def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
             f"network is a {type(network).__name__}: it must be a torch.nn.Module that takes a "
             "SparseTensor. Wrap a function in a SparseModule with a forward."
         )
-    if not ask(network, tensor.coordinates):
+    if not ask(network, tensor.coordinates, tables_only):
         _run(network, tensor)
     return tensor
 

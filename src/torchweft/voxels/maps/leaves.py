@@ -68,8 +68,7 @@ def padded_sizes(
     A replay reads the voxels and maps of its argument. Rows of padding have no neighbours, and
     batch norms leave them out. So may the function: a loss must give them no weight, for example by
     a label that it ignores. Convolutions, batch norms and what acts on each row alone can be
-    recorded; pools of samples and `dense()` cannot. Prepare tensors inside `torch.no_grad()`: what
-    gradients read is made in the record.
+    recorded; pools of samples and `dense()` cannot.
 
     Args:
         tensor: with all maps of the network, see `prepare`, which knows none onto given

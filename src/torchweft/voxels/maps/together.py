@@ -54,11 +54,11 @@ def foresee(module: nn.Module, voxels: Coordinates) -> None:
         _begun(module, voxels)
 
 
-def ask(network: nn.Module, voxels: Coordinates) -> bool:
+def ask(network: nn.Module, voxels: Coordinates, tables_only: bool = False) -> bool:
     """Ask for all maps that a network asked of the last cloud; whether that is known."""
     if voxels.level or voxels.shards:
         return False
-    recipe, known = _begun(network, voxels), {0: voxels}
+    recipe, known = _begun(network, voxels, tables_only), {0: voxels}
     for step in recipe:
         inputs = known.get(step.inputs)
         if inputs is not None:
@@ -68,11 +68,11 @@ def ask(network: nn.Module, voxels: Coordinates) -> bool:
     return bool(recipe)
 
 
-def _begun(module: nn.Module, voxels: Coordinates) -> list[Step]:
+def _begun(module: nn.Module, voxels: Coordinates, tables_only: bool = False) -> list[Step]:
     """The recipe of a module, whose maps are built at once where kernels build them."""
     recipe = list(recipe_of(module, voxels).values())
     if recipe and not voxels.asked and len(voxels) and kernels_serve(voxels.device.type):
-        _build(voxels, recipe, recording())
+        _build(voxels, recipe, recording() and not tables_only, tables_only)
     return recipe
 
 
@@ -116,8 +116,10 @@ class _Level(NamedTuple):
 
 @below_transforms
 @outside_graphs
-def _build(cloud: Coordinates, recipe: Sequence[Step], recorded: bool) -> None:
-    """The maps of a recipe; recorded: with what gradients read.
+def _build(
+    cloud: Coordinates, recipe: Sequence[Step], recorded: bool, tables_only: bool = False
+) -> None:
+    """The maps of a recipe; recorded: with what gradients read; tables_only: without tiles.
 
     Outside of inference mode gradients are always recorded, so the caller knows whether they are.
     """
@@ -145,7 +147,7 @@ def _build(cloud: Coordinates, recipe: Sequence[Step], recorded: bool) -> None:
             inputs.foreseen[step.shape] = *meet(inputs, outputs, step.shape), written
         if step.shape.mode != "submanifold" and step.shape in inputs.foreseen:
             later += _jobs(_map_read(inputs, step), recorded)
-    tiles_together(later)
+    tiles_together([] if tables_only else later)
     if recorded:
         of = [(known.get(step.inputs), step) for step in recipe]
         made = [_map_read(i, step) for i, step in of if i is not None and step.shape in i.foreseen]
