@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         "a record does not keep what caches may drop",
-        "return found if recorded.Current.run is None else recorded.keep(found)",
+        "return found if run is None else recorded.keep(found)",
         "return found",
         RUNS,
     ),

@@ -412,8 +412,8 @@ MUTANTS = [
     ),
     Mutant(
         "inference mode builds what gradients read",
-        "_build(voxels, recipe, recording())",
-        "_build(voxels, recipe, True)",
+        "_build(voxels, recipe, recording() and not tables_only, tables_only)",
+        "_build(voxels, recipe, True, tables_only)",
         f"{TOGETHER} -k inference_mode_builds",
         kernels=True,
     ),
