@@ -72,7 +72,8 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
             parameter, or a key of a dict) whose first dimension it is, or (name, dimension); all
             dimensions of the same length in the examples vary with it. Padding rows repeat the
             first rows of the call; a pair (factor, {name: fill}) fills arguments with numbers
-            (weights with 0), or tables with padding rows of a size that is named.
+            (weights with 0), or tables with padding rows of a size that is named. For a
+            SparseTensor of other voxels in each call see `torchweft.voxels.padded_sizes`.
 
     Returns:
         The function of the same arguments, without keywords. Its results are detached copies,
@@ -122,8 +123,8 @@ class CapturedFunction:
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function, self._recorder = function, recorder
-        names = named_leaves(function, examples)
-        self._varied = {i for i, name in enumerate(names) if name in named_in(sizes)}
+        names, named = named_leaves(function, examples), named_in(sizes)
+        self._varied = {i for i, name in enumerate(names) if name in named}
         leaves, self._structure = flatten(tuple(examples), self._varied)
         self._layout = Layout(names, leaves, sizes)
         self._rooms = self._layout.rooms(self._layout.lengths(leaves), (0,) * len(sizes or ()))

@@ -28,8 +28,8 @@ def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = Fal
     Args:
         network: takes a SparseTensor as its only argument.
         tensor: on the network's device.
-        tables_only: for records with room for other voxels (`padded_sizes`), which sort the rows of
-            maps themselves: on a GPU half of the time is saved.
+        tables_only: for records with room for other voxels (`padded_sizes`), which make what
+            kernels derive from maps themselves: it is left out.
 
     Returns:
         The tensor.
