@@ -105,6 +105,22 @@ def test_values(sort):
     assert (recorder.records, recorder.replays) == (1, len(COUNTS) - 2)
 
 
+def test_lengths_that_agree_by_chance():
+    """As many voxels as offsets and as channels; seen red with: dimensions told by their length."""
+    net = voxels.SubMConv3d(27, 5, 3, backend=BACKEND)
+    every = cloud(90, 0).C
+
+    def of(count):
+        feats = torch.randn(count, 27, generator=torch.Generator().manual_seed(count))
+        return voxels.prepare(net, voxels.SparseTensor(feats, every[:count], SHAPE, 2))
+
+    run, _ = captured(inference(net), of(27), sizes=voxels.padded_sizes(of(27), 1.3))
+    wide, counts = copy.deepcopy(net).double(), (27, 29, 31, 28)
+    tensors = [of(count) for count in counts]
+    exact = [inference(wide)(tensor.replace(tensor.F.double())) for tensor in tensors]
+    assert_as_plain(list(map(run, tensors)), exact, list(map(inference(net), tensors)))
+
+
 def training(net):
     """A step without its update."""
 

@@ -501,9 +501,15 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "dimensions of tables are told by their lengths alone",
+        "        for leaf, dims in exact.items():\n",
+        "        for leaf, dims in {}.items():\n",
+        f"{PADDED} -k agree_by_chance",
+    ),
+    Mutant(
         "padding of an order repeats rows",
-        '        if level.has_order:\n            padding[i][f"order_{i}"] = f"rows_{i}"\n',
-        "",
+        '            padding[i][f"order_{i}", 0] = f"rows_{i}"\n',
+        "            pass\n",
         f"{PADDED} -k values",
     ),
     Mutant(

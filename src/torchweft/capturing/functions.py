@@ -72,7 +72,8 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
             parameter, or a key of a dict) whose first dimension it is, or (name, dimension); all
             dimensions of the same length in the examples vary with it. Padding rows repeat the
             first rows of the call; a pair (factor, {name: fill}) fills arguments with numbers
-            (weights with 0), or tables with padding rows of a size that is named. For a
+            (weights with 0), or tables with padding rows of a size that is named; of an argument
+            that is named there as (name, dimension), no other dimension varies. For a
             SparseTensor of other voxels in each call see `torchweft.voxels.padded_sizes`.
 
     Returns:

@@ -25,7 +25,10 @@ __all__ = ["Layout", "Sizes", "named_in", "named_leaves"]
 Fill = str | float
 """The size whose padding rows a table names, or a number."""
 
-Sizes = Mapping[str | tuple[str, int], float | tuple[float, Mapping[str, Fill]]]
+Key = str | tuple[str, int]
+"""A leaf, or a dimension of it."""
+
+Sizes = Mapping[Key, float | tuple[float, Mapping[Key, Fill]]]
 
 SPARE = 2
 """Padding rows that each size has at least: the two ends of an edge."""
@@ -71,12 +74,26 @@ class Layout:
                     f"{other} and {size.name} both have {lengths[i]} rows in the examples: sizes "
                     "are told apart by their lengths. Pass examples in which these differ."
                 )
-        self.dims = tuple(_varying(leaf, lengths) for leaf in examples)
+        fills = [value[1] if isinstance(value, tuple) else {} for value in given.values()]
+        self.dims = self._dims(lengths, fills, examples)
         self._fills: dict[int, _Rows | float] = {}
         self._tables = [0] * len(self.sizes)
-        for i, value in enumerate(given.values()):
-            for name, fill in (value[1] if isinstance(value, tuple) else {}).items():
-                self._add_fill(i, name, fill, examples)
+        for i, named in enumerate(fills):
+            for key, fill in named.items():
+                self._add_fill(i, _name(key), fill, examples)
+
+    def _dims(
+        self, lengths: Sequence[int], fills: Sequence[Mapping[Key, Fill]], examples: Sequence[Any]
+    ) -> tuple[tuple[int | None, ...], ...]:
+        """The size of each dimension of each leaf: by length, or as fills name dimensions."""
+        found = [_varying(leaf, lengths) for leaf in examples]
+        exact: dict[int, dict[int, int]] = {}
+        for i, named in enumerate(fills):
+            for name, dim in (key for key in named if isinstance(key, tuple)):
+                exact.setdefault(self._leaf(name, examples), {})[dim] = i
+        for leaf, dims in exact.items():
+            found[leaf] = tuple(dims.get(dim) for dim in range(examples[leaf].dim()))
+        return tuple(found)
 
     def _leaf(self, name: str, examples: Sequence[Any]) -> int:
         found = [i for i, known in enumerate(self.names) if known == name]
@@ -250,9 +267,12 @@ def named_in(sizes: Sizes | None) -> set[str]:
     """The arguments that sizes name."""
     found = set[str]()
     for key, value in (sizes or {}).items():
-        found.add(key[0] if isinstance(key, tuple) else key)
-        found.update(value[1] if isinstance(value, tuple) else ())
+        found.update(map(_name, (key, *(value[1] if isinstance(value, tuple) else ()))))
     return found
+
+
+def _name(key: Key) -> str:
+    return key[0] if isinstance(key, tuple) else key
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

@@ -109,15 +109,16 @@ def padded_sizes(
             "given ones, and their maps. Pass both to SparseTensor, and voxels.prepare(network, "
             "tensor)."
         )
-    padding: list[dict[str, str | float]] = [{f"rows_{i}": -1} for i in range(len(levels))]
-    padding[0] |= {"feats": 0, **fills}
+    padding: list[dict[tuple[str, int], str | float]]
+    padding = [{(f"rows_{i}", 0): -1} for i in range(len(levels))]
+    padding[0] |= {("feats", 0): 0, **{(name, 0): fill for name, fill in fills.items()}}
     for i, level in enumerate(levels):
         if level.has_order:
-            padding[i][f"order_{i}"] = f"rows_{i}"
+            padding[i][f"order_{i}", 0] = f"rows_{i}"
         for n, spec in enumerate(level.maps):
-            padding[spec.outputs][f"table_{i}_{n}"] = -1
+            padding[spec.outputs][f"table_{i}_{n}", 1] = -1
             if spec.has_back:
-                padding[i][f"back_{i}_{n}"] = -1
+                padding[i][f"back_{i}_{n}", 1] = -1
     return {f"rows_{i}": (factor, fill) for i, fill in enumerate(padding)}
 
 
