@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="kernels need a GPU"),
 ]
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 LONG = 2 * ENTRIES_PER_STEP + 3
 

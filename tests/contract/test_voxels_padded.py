@@ -106,13 +106,22 @@ def test_values(sort):
 
 
 def test_lengths_that_agree_by_chance():
-    """As many voxels as offsets and as channels; seen red with: dimensions told by their length."""
-    net = voxels.SubMConv3d(27, 5, 3, backend=BACKEND)
-    every = cloud(90, 0).C
+    """As many voxels as offsets, as channels and as voxels of another level.
+
+    Seen red with: dimensions told by their length.
+    """
+    net = voxels.SparseSequential(
+        voxels.SubMConv3d(27, 5, 3, backend=BACKEND),
+        voxels.SparseConv3d(5, 5, 2, 2, indice_key="down", backend=BACKEND),
+        voxels.SparseInverseConv3d(5, 3, 2, indice_key="down", backend=BACKEND),
+    )
+    every = torch.arange(64) % 2, torch.arange(64) // 2 % 4, torch.arange(64) // 8
+    every = 2 * torch.stack([every[0] // 2, *every], 1)  # each in a voxel of its own above
 
     def of(count):
         feats = torch.randn(count, 27, generator=torch.Generator().manual_seed(count))
-        return voxels.prepare(net, voxels.SparseTensor(feats, every[:count], SHAPE, 2))
+        tensor = voxels.SparseTensor(feats, every[:count], (16, 16, 16), 1)
+        return voxels.prepare(net, tensor)
 
     run, _ = captured(inference(net), of(27), sizes=voxels.padded_sizes(of(27), 1.3))
     wide, counts = copy.deepcopy(net).double(), (27, 29, 31, 28)

@@ -503,7 +503,7 @@ MUTANTS = [
     Mutant(
         "dimensions of tables are told by their lengths alone",
         "        for leaf, dims in exact.items():\n",
-        "        for leaf, dims in {}.items():\n",
+        "        for leaf, dims in dict(()).items():\n",
         f"{PADDED} -k agree_by_chance",
     ),
     Mutant(

@@ -66,31 +66,37 @@ class Layout:
         self.names = tuple(names)
         given = dict(sizes or {})
         self.sizes = tuple(self._size(key, value, examples) for key, value in given.items())
-        lengths = [examples[size.leaf].shape[size.dim] for size in self.sizes]
-        for i, size in enumerate(self.sizes):
-            if lengths[i] in lengths[:i]:
-                other = self.sizes[lengths.index(lengths[i])].name
-                raise ShapeError(
-                    f"{other} and {size.name} both have {lengths[i]} rows in the examples: sizes "
-                    "are told apart by their lengths. Pass examples in which these differ."
-                )
         fills = [value[1] if isinstance(value, tuple) else {} for value in given.values()]
-        self.dims = self._dims(lengths, fills, examples)
+        self.dims = self._dims(self._exact(fills, examples), examples)
         self._fills: dict[int, _Rows | float] = {}
         self._tables = [0] * len(self.sizes)
         for i, named in enumerate(fills):
             for key, fill in named.items():
                 self._add_fill(i, _name(key), fill, examples)
 
-    def _dims(
-        self, lengths: Sequence[int], fills: Sequence[Mapping[Key, Fill]], examples: Sequence[Any]
-    ) -> tuple[tuple[int | None, ...], ...]:
-        """The size of each dimension of each leaf: by length, or as fills name dimensions."""
-        found = [_varying(leaf, lengths) for leaf in examples]
+    def _exact(
+        self, fills: Sequence[Mapping[Key, Fill]], examples: Sequence[Any]
+    ) -> dict[int, dict[int, int]]:
+        """The size of each dimension that fills name, by leaf."""
         exact: dict[int, dict[int, int]] = {}
         for i, named in enumerate(fills):
             for name, dim in (key for key in named if isinstance(key, tuple)):
                 exact.setdefault(self._leaf(name, examples), {})[dim] = i
+        return exact
+
+    def _dims(
+        self, exact: Mapping[int, Mapping[int, int]], examples: Sequence[Any]
+    ) -> tuple[tuple[int | None, ...], ...]:
+        """The size of each dimension of each leaf: as it is named, else by length."""
+        lengths = [examples[size.leaf].shape[size.dim] for size in self.sizes]
+        for i, size in enumerate(self.sizes):
+            if lengths[i] in lengths[:i] and size.leaf not in exact:
+                other = self.sizes[lengths.index(lengths[i])].name
+                raise ShapeError(
+                    f"{other} and {size.name} both have {lengths[i]} rows in the examples: sizes "
+                    "are told apart by their lengths. Pass examples in which these differ."
+                )
+        found = [_varying(leaf, lengths) for leaf in examples]
         for leaf, dims in exact.items():
             found[leaf] = tuple(dims.get(dim) for dim in range(examples[leaf].dim()))
         return tuple(found)

@@ -376,6 +376,9 @@ others: list[voxels.SparseModule] = [
 ]
 network = voxels.SparseSequential(voxels.SubMConv3d(4, 4, 3, bias=False), nn.ReLU())
 assert_type(voxels.prepare(network, scene), voxels.SparseTensor)
+boxed = voxels.prepare(network, voxels.SparseTensor(scene.F, scene.C, (8, 8, 8), 2))
+recorded = torchweft.capture(network, boxed, sizes=voxels.padded_sizes(boxed, 1.5))
+assert_type(recorded, voxels.SparseSequential)
 assert_type(convolutions[2].kernel_size, tuple[int, ...])
 spconvs = voxels.from_spconv({"0.weight": torch.randn(4, 3, 3, 3, 4)}, network)
 kernels = {"0.kernel": torch.randn(27, 4, 4)}
