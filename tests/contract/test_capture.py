@@ -419,6 +419,15 @@ def test_padding_in_a_result(function):
         run(x, weight)
 
 
+def test_large_integers_hide_no_padding():
+    """Seen red with: numbers of rows for what is rounded."""
+    x, rows = torch.rand(10), torch.arange(10) + 2**24
+    run, _ = captured(lambda x, rows: x.sum(), x, rows, sizes={"x": 1.1})
+    run(x, rows)
+    with pytest.raises(torchweft.CaptureError, match="result 0 differs with padding"):
+        run(x, rows)
+
+
 def test_results_that_are_noise_agree():
     """A sum that cancels is rounding alone, which padding changes."""
     x, weight = torch.rand(1000, 1), torch.ones(1000)

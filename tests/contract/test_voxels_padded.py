@@ -172,6 +172,15 @@ def test_training():
         assert_as_plain(*result)
 
 
+def test_a_loss_that_counts_padding():
+    net = network()
+    first, labels = prepared(net, 0), torch.arange(len(cloud(COUNTS[0], 0))) % 3
+    run, _ = captured(training(net), first, labels, sizes=voxels.padded_sizes(first, 1.3))
+    run(first, labels)
+    with pytest.raises(torchweft.CaptureError, match="differs with padding"):
+        run(first, labels)
+
+
 def test_a_tensor_as_a_result():
     """It has the voxels of its argument, and layers run on it; seen red with: those of the room."""
     net = network(norms=False)

@@ -67,6 +67,12 @@ MUTANTS = [
         RUNS,
     ),
     Mutant(
+        "numbers of rows hide padding in a result",
+        "    if not (value.is_floating_point() or value.is_complex()):\n        return 0.0\n",
+        "",
+        "tests/contract/test_capture.py -k large_integers",
+    ),
+    Mutant(
         "torch is left in the state of a capture that failed",
         "            self._recover()\n",
         "            pass\n",

@@ -62,8 +62,8 @@ def check_agreement(
 ) -> None:
     """Raise CaptureError unless results with padding are those without, up to rounding.
 
-    They agree to half of the digits: |padded − plain| ≤ √u·max|plain| + 64 u·max|any value of the
-    call|, u the unit round-off; other numbers than real ones are equal.
+    They agree to half of the digits: |padded − plain| ≤ √u·max|plain| + 64 u·max|any real number of
+    the call|, u the unit round-off; other numbers than real ones are equal.
     """
     pairs = list(zip(padded, plain, strict=True))
     if not any(isinstance(b, Tensor) for _, b in pairs):
@@ -92,8 +92,10 @@ def _agree(padded: Tensor, plain: Tensor, largest: float) -> bool:
 
 
 def _magnitude(value: Any) -> float:
-    """The largest finite number of a tensor."""
-    if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
+    """The largest finite number of a tensor; 0 of integers, which have no rounding."""
+    if not isinstance(value, Tensor) or not value.numel():
+        return 0.0
+    if not (value.is_floating_point() or value.is_complex()):
         return 0.0
     wide = value.detach().abs().to(torch.float64)
     return float(torch.where(wide.isfinite(), wide, 0).max())
