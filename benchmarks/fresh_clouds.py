@@ -3,9 +3,8 @@
 For MinkUNet42 in half precision, whose maps are those of a cloud that it has not seen: the median
 wall time in milliseconds of the maps alone, of inference, and of forward and backward; the same
 with the maps built before a CUDA graph that has room for other clouds ("padded"); with maps kept,
-and with maps kept as a CUDA graph.  Of one fresh inference also the
-kernels on the GPU, and how often the host waits: for what kernels write into its memory, and in
-torch (0, or an error).
+and with maps kept as a CUDA graph.  Of one fresh inference also the kernels on the GPU, and how
+often the host waits: for what kernels write into its memory, and in torch (0, or an error).
 """
 
 import argparse

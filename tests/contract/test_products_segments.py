@@ -16,6 +16,7 @@ from tests.cases.segments import REDUCTIONS, segment_reference
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import products
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.products.segments.operator import mean
 from torchweft.testing.contract import (
     Setting,
     assert_same_bits,
@@ -283,3 +284,12 @@ def test_ten_million_edges(backend):
     whole = reduce("sum", shares, index, num_segments=nodes, backend=backend)
     error = (whole[index.unique()] - 1).abs().max()
     assert error < edges * torch.finfo(torch.float64).eps
+
+
+def test_the_operator_of_means_has_the_gradient_of_its_counts():
+    """torch.library.opcheck asks for it; seen red with: none."""
+    index = torch.tensor([1, 0, 1, 3, 1])
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    counts = torch.tensor([[1.0], [3.0], [1.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda x, counts: mean(x, counts, None, index, 4, None), (x, counts))
+    torch.autograd.gradcheck(lambda c: mean(x.detach(), c, None, index, 4, None), counts)

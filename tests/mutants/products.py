@@ -124,6 +124,12 @@ MUTANTS = [
         ERRORS,
     ),
     Mutant(
+        "means have no gradient of their counts",
+        "    if needed[1]:\n        mean = ",
+        "    if False:\n        mean = ",
+        f"{SEGMENTS} -k gradient_of_its_counts",
+    ),
+    Mutant(
         "decreasing segments are accepted",
         "fault = (seg.diff() < 0).nonzero()",
         "fault = (seg.diff() < -1).nonzero()",

@@ -494,6 +494,19 @@ MUTANTS = [
         TREES,
     ),
     Mutant(
+        "pairs are listed that a record lists too",
+        "recording() and not tables_only, tables_only)",
+        "recording(), tables_only)",
+        f"{PADDED} -k tables_only",
+        kernels=True,
+    ),
+    Mutant(
+        "a batch norm over ranks counts padding",
+        "            if valid is not None:\n",
+        "            if False:\n",
+        f"{PADDED} -k over_ranks",
+    ),
+    Mutant(
         "tiles are built that a record builds too",
         "tiles_together([] if tables_only else later)",
         "tiles_together(later)",
@@ -533,13 +546,13 @@ MUTANTS = [
     ),
     Mutant(
         "a result fixes the tables of a record with room",
-        "    mark_fixed(*[t for t in leaves if run is None or not run.varies((t,))])\n",
+        "    mark_fixed(*[t for t in leaves if varying(t) is None])\n",
         "    mark_fixed(*leaves)\n",
         f"{PADDED} -k tensor_as_a_result",
     ),
     Mutant(
         "padding counts as voxels",
-        "        if self._padded() is not None:\n",
+        "        if varying(self._rows) is not None:\n",
         "        if False:\n",
         f"{PADDED} -k what_needs_voxels",
     ),

@@ -66,7 +66,7 @@ class Layout:
         self.names = tuple(names)
         given = dict(sizes or {})
         self.sizes = tuple(self._size(key, value, examples) for key, value in given.items())
-        fills = [value[1] if isinstance(value, tuple) else {} for value in given.values()]
+        fills = [_fills_of(value) for value in given.values()]
         self.dims = self._dims(self._exact(fills, examples), examples)
         self._fills: dict[int, _Rows | float] = {}
         self._tables = [0] * len(self.sizes)
@@ -273,8 +273,12 @@ def named_in(sizes: Sizes | None) -> set[str]:
     """The arguments that sizes name."""
     found = set[str]()
     for key, value in (sizes or {}).items():
-        found.update(map(_name, (key, *(value[1] if isinstance(value, tuple) else ()))))
+        found.update(map(_name, (key, *_fills_of(value))))
     return found
+
+
+def _fills_of(value: float | tuple[float, Mapping[Key, Fill]]) -> Mapping[Key, Fill]:
+    return value[1] if isinstance(value, tuple) else {}
 
 
 def _name(key: Key) -> str:

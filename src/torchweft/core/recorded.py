@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Current", "Run", "is_fixed", "keep", "mark_fixed", "version"]
+__all__ = ["Current", "Run", "is_fixed", "keep", "mark_fixed", "varying", "version"]
 
 T = TypeVar("T")
 
@@ -87,6 +87,12 @@ class Current:
     """The run of this process, if any; hot paths read it without a call."""
 
     run: Run | None = None
+
+
+def varying(tensor: Tensor) -> Run | None:
+    """The run of a function that has the tensor as an argument, if there is one."""
+    run = Current.run
+    return run if run is not None and run.varies((tensor,)) else None
 
 
 def mark_fixed(*tables: Tensor | None) -> None:

@@ -28,8 +28,8 @@ def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = Fal
     Args:
         network: takes a SparseTensor as its only argument.
         tensor: on the network's device.
-        tables_only: for records with room for other voxels (`padded_sizes`), which make what
-            kernels derive from maps themselves: it is left out.
+        tables_only: leave out what kernels derive from maps (sorted rows, lists of pairs): a record
+            with room for other voxels (`padded_sizes`) makes it in each replay.
 
     Returns:
         The tensor.

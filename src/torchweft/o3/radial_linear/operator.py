@@ -70,8 +70,9 @@ ROWS_PER_BLOCK = 512
 """Rows of z in a block whose gradients are sums, each by one program: as many as run at once."""
 
 MOST_BLOCK_TIMES = 4
-"""Times BLOCK_BYTES that these rows may take, and that a block takes in a run of
-`torchweft.capture`, which sorts the edges of each block at every replay.
+"""Times BLOCK_BYTES that these rows may take.
+
+Blocks in a run of `torchweft.capture` take as much: a replay sorts the edges of each.
 """
 
 _RADIAL_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))

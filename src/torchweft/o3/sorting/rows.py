@@ -126,7 +126,7 @@ def _by_digits(tables: Sequence[Tensor], sizes: Sequence[int]) -> list[Sorted]:
         free = entries, stride, sizes[0], sizes[-1], blocks, shift
         count, place = _digit_kernels(like.device, order is not None)
         count(lists * blocks, (rows, order, counts), free)
-        # over both lists: torch sums one row by many blocks, each of few rows by one
+        # over both lists: torch sums a single row by many programs, each of two rows by one
         upto = counts.flatten().cumsum(0, dtype=torch.int32)
         before, order = order, torch.empty_like(rows)
         place(lists * blocks, (rows, before, counts, upto, order, keys), free)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
-from torchweft.core.recorded import Current, Run
+from torchweft.core.recorded import Current, varying
 from torchweft.errors import CaptureError, DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import numba_path
@@ -199,9 +199,9 @@ class Coordinates:
         """(N, 1 + d) int32, which nobody may write to: keys and maps belong to them.
 
         Raises:
-            CaptureError: in a record with room for other voxels, whose padding is none.
+            CaptureError: in a record with room for other voxels: rows of padding are no voxels.
         """
-        if self._padded() is not None:
+        if varying(self._rows) is not None:
             raise CaptureError(
                 "the voxels of a SparseTensor are read in a function that is recorded with room "
                 "for other voxels: padding would count as voxels. Convolutions, batch norms and "
@@ -212,7 +212,7 @@ class Coordinates:
 
     @property
     def stored_rows(self) -> Tensor:
-        """The rows, where those of padding are -1."""
+        """The rows; those of padding are -1."""
         self._holds()
         return self._rows
 
@@ -222,15 +222,10 @@ class Coordinates:
 
         None outside of such a record, where there is no padding.
         """
-        if Current.run is None or (run := self._padded()) is None:
-            return None
         rows = self._rows
+        if Current.run is None or (run := varying(rows)) is None:
+            return None
         return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())
-
-    def _padded(self) -> Run | None:
-        """The run of a function whose arguments the voxels are."""
-        run = Current.run
-        return run if run is not None and run.varies((self._rows,)) else None
 
     @property
     def batch_size(self) -> int:

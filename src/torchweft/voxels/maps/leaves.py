@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.recorded import Current, mark_fixed
+from torchweft.core.recorded import mark_fixed, varying
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
@@ -66,9 +66,9 @@ def padded_sizes(
     """`sizes` for `torchweft.capture`: room for tensors of other voxels, with the same maps.
 
     A replay reads the voxels and maps of its argument. Rows of padding have no neighbours, and
-    batch norms leave them out. So may the function: a loss must give them no weight, for example by
-    a label that it ignores. Convolutions, batch norms and what acts on each row alone can be
-    recorded; pools of samples and `dense()` cannot.
+    batch norms leave them out. The function must do so too: a loss gives them no weight, for
+    example by a label that it ignores. Convolutions, batch norms and what acts on each row alone
+    can be recorded; pools of samples and `dense()` cannot.
 
     Args:
         tensor: with all maps of the network, see `prepare`, which knows none onto given
@@ -138,8 +138,7 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
             leaves += [kept] if back is None else [kept, back]
             places[id(kept)] = i, n
         structures.append(_structure_of(level, order is not None, maps, numbers))
-    run = Current.run
-    mark_fixed(*[t for t in leaves if run is None or not run.varies((t,))])
+    mark_fixed(*[t for t in leaves if varying(t) is None])
     names = tuple([(name, *places[id(found.kept)]) for name, found in named])
     return [tensor.feats, *leaves], _Structure(tuple(structures), names)
 

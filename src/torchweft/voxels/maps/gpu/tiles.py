@@ -20,7 +20,7 @@ from torchweft.core import private
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.printing.modules import written
-from torchweft.core.recorded import Current
+from torchweft.core.recorded import varying
 from torchweft.core.tables import TensorCache
 from torchweft.errors import CaptureError
 from torchweft.voxels.grid import whole
@@ -418,8 +418,7 @@ def _sorted(
 
 def _unread(table: Tensor) -> bool:
     """Whether the host may not wait for numbers of pairs: a record reads the table, or will."""
-    run = Current.run
-    return _captured(table) or (run is not None and run.varies((table,)))
+    return _captured(table) or varying(table) is not None
 
 
 def _captured(tensor: Tensor) -> bool:
