@@ -357,12 +357,10 @@ def _found(case: Case, part: Part, least: Callable[[float], int]) -> dict[str, f
     if part.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     try:
-        call = case.build(part)
+        return measured(case, case.build(part), part, least)
     except BackendError as error:  # a model of a library that no rank has
         say(f"{case.name}: left out, {error}")
         return None
-    try:
-        return measured(case, call, part, least)
     except torch.OutOfMemoryError as error:  # one of several ranks cannot go on alone
         if part.size > 1:
             raise

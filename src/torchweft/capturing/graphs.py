@@ -75,7 +75,8 @@ class CudaGraphs:
             torch.cuda.set_stream(current)
             self._recover()
             cause = cause or error
-            raise cause if isinstance(cause, WeftError) else _not_recorded(cause) from cause
+            told = isinstance(cause, WeftError | torch.OutOfMemoryError)
+            raise cause if told else _not_recorded(cause) from cause
 
         def replay() -> T:
             graph.replay()
