@@ -103,16 +103,19 @@ def _segmentation(found: Found) -> str:
 
 
 def _clouds(found: Found) -> str:
-    names = "fresh", "padded", "kept", "captured"
+    heads = {
+        "fresh": "fresh cloud", "padded": "fresh, captured", "kept": "maps kept",
+        "captured": "kept, captured", "spconv": f"spconv {found.get('spconv', '')}, fresh",
+    }  # fmt: skip
+    heads = {name: head for name, head in heads.items() if name in found["ms"]["forward"]}
     lines = [
-        [what, *(short(ms[name]) if name in ms else "" for name in names)]
+        [what, *(short(ms[name]) if name in ms else "" for name in heads)]
         for what, ms in found["ms"].items()
     ]
-    fresh, kept = (str(found["kernels"].get(name, "not known")) for name in ("fresh", "kept"))
-    lines.append(["kernels of a forward pass", fresh, "", kept, ""])
-    lines.append(["voxels", str(found["voxels"]), "", "", ""])
-    heads = "fresh cloud", "fresh, captured", "maps kept", "kept, captured"
-    return table(["ms", *heads], lines)
+    counts = found["kernels"]
+    lines.append(["kernels of a forward pass", *(str(counts.get(name, "")) for name in heads)])
+    lines.append(["voxels", str(found["voxels"]), *[""] * (len(heads) - 1)])
+    return table(["ms", *heads.values()], lines)
 
 
 def _differences(found: Found) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.test_scenes import network_of, score, whole_scene
-from tests.ranks import run
+from tests.ranks import ON_GPUS, run
 from torchweft import voxels
 from torchweft.distributed import shard_voxels
 from torchweft.distributed.scenes import functions, slabs
@@ -86,6 +86,11 @@ def steps_of_rank(rank, size, group):
     return [cost(network, first), cost(network, first), cost(network, new())], pairs(first)
 
 
+def counted(*layers):
+    """Reads of how many outputs layers have whose maps kernels build one by one."""
+    return {"_local_scalar_dense": len(layers)} if ON_GPUS else {}
+
+
 def pairs(tensor):
     """Pairs of voxels that meet in layers of all kinds."""
     layers = [(3, 1, True), (1, 1, True), (2, 2, False), (3, 2, False)]
@@ -112,8 +117,8 @@ def test_collectives_and_waits_of_a_step():
             "exchange": again["exchange"] + exchanges,
         }
         outputs = {"nonzero": 1}  # the host learns how many outputs of `deep` are its own
-        assert reads == outputs | {"tolist": MAPS_BESIDE}
-        assert fewer == outputs | {"tolist": exchanges}
+        assert reads == outputs | {"tolist": MAPS_BESIDE} | counted("down", "deep")
+        assert fewer == outputs | {"tolist": exchanges} | counted("deep")
     of_ranks = [part for _, part in ranks]
     assert [sum(parts) for parts in zip(*of_ranks, strict=True)] == whole
     assert all(max(parts) < 2 * total / 3 for *parts, total in zip(*of_ranks, whole, strict=True))

@@ -471,9 +471,10 @@ def test_memory_that_a_record_lacks():
     """Torch's error, which says how much was wanted, and calls after it are recorded."""
 
     def step(x):
+        found = x + 1  # torch warns of graphs without launches
         if torch.cuda.is_current_stream_capturing():
             torch.empty(2**46, device=x.device)
-        return x + 1
+        return found
 
     run, x = torchweft.capture(step, draw(3)), draw(3)
     run(x)
