@@ -20,9 +20,8 @@ from mace.tools import torch_geometric
 from tests.clients.agreement import begun
 from tests.recorders import captured
 from torchweft import o3
-from torchweft.o3 import graph as graphs
 from torchweft.o3.adapters import model_call
-from torchweft.o3.mixing import operator as mixing
+from torchweft.o3.sorting import rows as sorting
 from torchweft.o3.sorting.rows import sorted_by_torch
 
 ELEMENTS = tools.AtomicNumberTable([8, 14])
@@ -179,10 +178,8 @@ def launched(monkeypatch):
     def columns(x):
         return x.argmax(1), x.clone()
 
-    for user in (graphs, mixing):
-        monkeypatch.setattr(user, "serves", lambda rows, size: True)
-    for user in (graphs, mixing):
-        monkeypatch.setattr(user, "sorted_by_kernel", launch("SORT", sort))
+    monkeypatch.setattr(sorting, "serves", lambda rows, size: True)
+    monkeypatch.setattr(sorting, "sorted_by_kernel", launch("SORT", sort))
     monkeypatch.setattr(model_call, "columns_of_rows", launch("COLUMNS", columns))
 
 

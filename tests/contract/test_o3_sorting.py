@@ -11,7 +11,6 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import explain
 from torchweft.core.recorded import Run
-from torchweft.o3 import graph as graphs
 from torchweft.o3.adapters import model_call
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.graph import graph_of
@@ -148,8 +147,7 @@ def served(monkeypatch):
     """Tensors on the CPU are sorted as those on a GPU."""
     if not INTERPRETED:
         pytest.skip("launches are counted in the interpreter")
-    for user in (graphs, mixing):
-        monkeypatch.setattr(user, "serves", lambda rows, size: True)
+    monkeypatch.setattr(sorting, "serves", lambda rows, size: True)
     monkeypatch.setattr(model_call, "columns_of_rows", columns_by_kernel)
 
 

@@ -16,6 +16,7 @@ from torchweft import o3, products
 from torchweft.core import recorded, table_copies
 from torchweft.core.tables import cut
 from torchweft.o3.radial_linear import operator as radial_linear
+from torchweft.o3.sorting import rows as sorting
 from torchweft.voxels.maps.gpu import tiles
 
 pytestmark = pytest.mark.kernels
@@ -99,8 +100,8 @@ def test_segments_that_leave_terms_out(host_reads):
 def test_layers_of_a_run_share_a_graph(monkeypatch):
     """Seen red with: edges sorted by each layer, as inside torch.compile."""
     sorts = []
-    sort = o3.graph.sorted_by_torch
-    monkeypatch.setattr(o3.graph, "sorted_by_torch", lambda *g: sorts.append(g) or sort(*g))
+    sort = sorting.sorted_by_torch
+    monkeypatch.setattr(sorting, "sorted_by_torch", lambda *g: sorts.append(g) or sort(*g))
     with recorded.Run():
         for _ in range(3):
             changed._values(changed._convolved, changed.NEW)
@@ -213,34 +214,45 @@ def test_kernels_of_graphs_that_are_not_read(backend):
         same(a, b)
 
 
-def test_blocks_of_formed_weights(monkeypatch, host_reads):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_of_formed_weights(backend, monkeypatch, host_reads):
     """Weights of all edges pass the memory of a block: blocks have all rows.
 
-    A run takes larger ones, since a replay sorts the edges of each; seen red with: equal ones.
+    A run takes larger ones, since a replay sorts the edges of each, by src alone: they are in the
+    order of dst.  Seen red with: equal blocks, rows of z counted from the first edge of the graph.
     """
-    counts, blocks = [], radial_linear._blocks
+    counts, blocks, sorts, sort = [], radial_linear._blocks, [], sorting.sorted_by_torch
+    monkeypatch.setattr(sorting, "sorted_by_torch", lambda *g: sorts.append(g) or sort(*g))
 
     def counted(tables, step):
         counts.append(len(found := blocks(tables, step)))
         return found
 
     monkeypatch.setattr(radial_linear, "_blocks", counted)
-    x, y, h = (changed._rows(changed.ROWS, 2), *changed.EDGES)
-    matrix = changed._rows(2, 2)
+    given = (changed._rows(changed.ROWS, 2), *changed.EDGES, changed._rows(2, 2))
+    ends = {"src": changed.OLD, "dst": changed.NEW, "num_nodes": changed.ROWS}
+    paths = [(0, 0, 0, "uvu", True)]
+    conv = o3.TensorProductConv("2x0e", "0e", "2x0e", paths, backend=backend)
 
     def convolved():
-        ends = {"src": changed.OLD, "dst": changed.NEW, "num_nodes": changed.ROWS}
-        return changed.CONV(x, y, **ends, radial=h, radial_weight=matrix)
+        counts.clear()
+        x, y, h, matrix = leaves = [t.clone().requires_grad_() for t in given]
+        z = conv(x, y, **ends, radial=h, radial_weight=matrix)
+        found = [z.detach(), *torch.autograd.grad(z.square().sum(), leaves)]
+        (count,) = set(counts)
+        return found, count
 
     monkeypatch.setitem(radial_linear.BLOCK_BYTES, "cpu", 32)
     host_reads.clear()
     with recorded.Run():
-        found = convolved()
+        found, run = convolved()
     assert not host_reads
-    convolved()
+    assert len(sorts) == 2 + run
+    _, smaller = convolved()
     monkeypatch.setitem(radial_linear.BLOCK_BYTES, "cpu", 32 * radial_linear.MOST_BLOCK_TIMES)
-    same(found, convolved())
-    run, smaller, equal = counts
+    exact, equal = convolved()
+    for a, b in zip(found, exact, strict=True):
+        same(a, b)
     assert 1 < run == equal < smaller
 
 

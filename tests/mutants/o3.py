@@ -460,6 +460,12 @@ MUTANTS = [
         "tests/contract/test_recorded_runs.py -k blocks_of_formed",
     ),
     Mutant(
+        "rows of a block count its edges from the first of the graph",
+        "(tables.z_indptr - begin).clamp_(0, count)",
+        "tables.z_indptr.clamp(0, count)",
+        "tests/contract/test_recorded_runs.py -k blocks_of_formed",
+    ),
+    Mutant(
         "entries of one digit are placed over those before",
         "starts += tl.sum(own_digit.to(tl.int32), 0)",
         "starts += 0",

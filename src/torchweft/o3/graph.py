@@ -33,7 +33,7 @@ from torchweft.core.operators.operator import below_transforms, compiling, unwat
 from torchweft.core.table_copies import copies_of, mark_constant, place_of, unreadable
 from torchweft.core.tables import SLICE, Slices, TensorCache, cut, narrow
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.o3.sorting.rows import serves, sorted_by_kernel, sorted_by_torch
+from torchweft.o3.sorting.rows import sorted_by_row
 
 __all__ = [
     "FLAT",
@@ -371,10 +371,7 @@ def _traced(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
 
 
 def _sorted_both(src: Tensor, dst: Tensor, num_x: int, num_z: int, limit: int) -> Tables:
-    if limit < 2**31 and serves(src, num_x) and serves(dst, num_z):
-        x, z = sorted_by_kernel((src, dst), (num_x, num_z))
-    else:
-        x, z = sorted_by_torch(src, num_x, limit), sorted_by_torch(dst, num_z, limit)
+    x, z = sorted_by_row((src, dst), (num_x, num_z), limit)
     return Tables(num_x, num_z, src.shape[0], x.rows, z.rows, *z[1:], *x[1:])
 
 

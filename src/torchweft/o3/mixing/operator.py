@@ -55,7 +55,7 @@ from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read
 from torchweft.o3.mixing.rows_source import coupled_paths, row_weights
-from torchweft.o3.sorting.rows import serves, sorted_by_kernel
+from torchweft.o3.sorting.rows import sorted_by_row
 
 __all__ = ["Numbered", "mix", "mixed_rows", "rows_of_elements", "serves_mix", "serves_mixed_rows"]
 
@@ -313,10 +313,8 @@ def _checked_rows(element: Tensor, count: int, of: Numbered) -> ElementRows:
                 f"Correct {of.name}, or {of.todo}."
             )
     with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
-        if serves(element, count):
-            ((_, starts, order),) = sorted_by_kernel((element,), (count,))
-            return ElementRows(order, starts)
-        return _sorted_rows(element, count)
+        ((_, starts, order),) = sorted_by_row((element,), (count,), count + len(element))
+    return ElementRows(order, starts)
 
 
 def _sorted_rows(element: Tensor, count: int) -> ElementRows:

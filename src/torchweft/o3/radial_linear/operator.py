@@ -48,6 +48,7 @@ from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.graph import Graph, Tables, pack, unpack
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
 from torchweft.o3.radial_linear.source import TWO_PARTS_FROM
+from torchweft.o3.sorting.rows import sorted_by_row
 
 __all__ = ["RADIAL_PRECISIONS", "radial_product"]
 
@@ -325,17 +326,29 @@ def _cut(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
         to, places = (t[ends] if edges is None else t.index_select(0, edges) for t in (dst, src))
         own = (begin, to.shape[0]) if edges is None else edges
         rows: dict[str, Any] = {"y": own, "w": own}
-        if unreadable(src, dst):  # every block has all rows
-            graph = Graph(places, to, tables.num_z, tables.num_x)
+        if unreadable(src, dst):
+            block = _with_all_rows(tables, begin, places, to)
         else:
             first, last = (int(row) for row in to[[0, -1]])
             sources, places = torch.unique(places, return_inverse=True)
-            graph = Graph(places, to - first, last - first + 1, sources.shape[0])
-            rows["z"] = first, graph.num_nodes
+            block = Graph(places, to - first, last - first + 1, sources.shape[0]).tables
+            rows["z"] = first, block.num_z
             if sources.shape[0] != tables.num_x:
                 rows["x"] = sources
-        found.append(_EdgeBlock(rows, graph.packed, graph.present, graph.tables[:3], {}))
+        found.append(_EdgeBlock(rows, *pack(block), block[:3], {}))
     return tuple(found)
+
+
+def _with_all_rows(tables: Tables, begin: int, src: Tensor, dst: Tensor) -> Tables:
+    """The tables of edges that follow each other in the order of dst, with all rows of a graph.
+
+    They are sorted by src alone.
+    """
+    assert tables.z_indptr is not None
+    num_x, num_z, count = tables.num_x, tables.num_z, dst.shape[0]
+    indptr = (tables.z_indptr - begin).clamp_(0, count)
+    (x,) = sorted_by_row((src,), (num_x,), max(num_x, num_z, count) + 1)
+    return Tables(num_x, num_z, count, x.rows, dst, indptr, None, x.indptr, x.order)
 
 
 def _rows(tensor: Tensor, slot: str, block: _EdgeBlock) -> Tensor:

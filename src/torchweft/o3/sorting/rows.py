@@ -22,6 +22,7 @@ __all__ = [
     "columns_of_rows",
     "serves",
     "sorted_by_kernel",
+    "sorted_by_row",
     "sorted_by_torch",
 ]
 
@@ -42,11 +43,13 @@ Some 50 µs by operations.  Of 14,340 edges of 512 nodes, torch's two sorts and 
 
 DIGIT_BITS, ENTRIES_PER_BLOCK, ENTRIES_AT_ONCE = 7, 256, 32
 
-MOST_ENTRIES = 2**20
+MOST_ENTRIES = 2**17
 """Entries up to which kernels sort them by digits of their rows.
 
 A record of MACE with 114,688 edges of 4,096 nodes, where torch sorted six such lists, had 124
-launches and 0.64 ms more than the eager call (H100).
+launches and 0.64 ms more than the eager call.  Kernels take as long, 0.1 ms a list, but three
+launches a digit; with more entries torch's radix sort is faster: of two lists of 917,504 edges
+kernels took 2.4 ms (H100).
 """
 
 
@@ -64,6 +67,19 @@ def serves(rows: Tensor, size: int) -> bool:
     Few launches count in a record, which sorts at each replay; torch's radix sort has dozens.
     """
     return rows.is_cuda and rows.numel() <= MOST_ENTRIES and size < 2**31
+
+
+def sorted_by_row(tables: Sequence[Tensor], sizes: Sequence[int], limit: int) -> list[Sorted]:
+    """Of one list of rows or two of one length, by kernels where they serve, else by torch.
+
+    Args:
+        tables: (E,) each, int32 or int64.
+        sizes: number of rows of each.
+        limit: no number is larger.
+    """
+    if limit < 2**31 and all(serves(*each) for each in zip(tables, sizes, strict=True)):
+        return sorted_by_kernel(tables, sizes)
+    return [sorted_by_torch(*each, limit) for each in zip(tables, sizes, strict=True)]
 
 
 def sorted_by_torch(rows: Tensor, size: int, limit: int) -> Sorted:
