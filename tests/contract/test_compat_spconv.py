@@ -357,11 +357,11 @@ def test_a_norm_takes_the_activation(norm, relu, monkeypatch):
     expected = relu(copy.deepcopy(norm)(x.features))
     net = spconv.SparseSequential(norm, relu)
     torch.testing.assert_close(net(x).features, expected)
-    assert called == [{"activation": "relu"}]
+    assert called == [{"activation": "relu", "valid": None}]
     with_hook = relu.register_forward_hook(lambda *_: called.append("hook"))
     torch.testing.assert_close(net(x).features, expected)
     with_hook.remove()
-    assert called == [{"activation": "relu"}, "hook"]
+    assert called == [{"activation": "relu", "valid": None}, "hook"]
 
 
 def test_sequences():

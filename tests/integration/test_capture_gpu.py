@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchweft
+from tests.contract import test_compat_spconv_capture as spconv_nets
 from tests.contract.test_capture import (
     BATCH_SIZES,
     SIZES,
@@ -377,6 +378,25 @@ def test_clouds_that_are_new_in_each_call():
         tensor, _ = scan(network, 30_000 - 500 * (seed % 3), seed)
         near([run(tensor)], [inference(tensor)])
     assert run(tensor).shape == (len(tensor), 3)
+
+
+def test_a_network_written_for_spconv():
+    """torch's norms act on features, in a sequence and in a block."""
+    network = spconv_nets.network().cuda()
+    plain = copy.deepcopy(network)
+
+    def given(seed):
+        tensor = spconv_nets.cloud(seed, device="cuda")
+        labels = torch.arange(len(tensor.features), device="cuda") % 3
+        return voxels.prepare(network, tensor, tables_only=True), labels
+
+    sizes = voxels.padded_sizes(given(0)[0], 1.3, labels=-100)
+    train = torchweft.capture(spconv_nets.training(network), *given(0), sizes=sizes)
+    step = spconv_nets.training(plain)
+    for seed in range(len(spconv_nets.COUNTS)):
+        near([train(*given(seed))], [step(*given(seed)).detach()])
+        for own, other in zip(network.parameters(), plain.parameters(), strict=True):
+            near([own.grad], [other.grad])
 
 
 def test_a_map_that_would_be_built():

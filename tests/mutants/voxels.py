@@ -24,6 +24,7 @@ PADDING = "tests/contract/test_voxels_norm_padding.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
 PADDED = "tests/contract/test_voxels_padded.py"
+SPCONV_CAPTURED = "tests/contract/test_compat_spconv_capture.py"
 DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
@@ -532,10 +533,24 @@ MUTANTS = [
         f"{PADDED} -k training",
     ),
     Mutant(
-        "a norm of torch in a sequence sees padding",
-        "if given or (valid is not None and type(module) is nn.BatchNorm1d):",
-        "if given:",
+        "torch's norms on features count padding",
+        "        if func is functional.batch_norm:\n",
+        "        if False:\n",
         f"{PADDED} -k training",
+    ),
+    Mutant(
+        "the voxels of a prepared SparseConvTensor are nobody's",
+        "        self.kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)\n"
+        "        return voxels.SparseTensor.on(self._features, self.kept, Maps())",
+        "        kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)\n"
+        "        return voxels.SparseTensor.on(self._features, kept, Maps())",
+        f"{SPCONV_CAPTURED} -k keeps_what",
+    ),
+    Mutant(
+        "indices of a record with room are read",
+        "        if func not in _WITHOUT_VALUES:\n",
+        "        if False:\n",
+        f"{SPCONV_CAPTURED} -k not_read",
     ),
     Mutant(
         "each layer of a record sorts the rows of its map",

@@ -98,8 +98,8 @@ class Kind:
 
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
         """The leaves of the results, detached."""
-        arguments = unflatten(leaves, self._structure)
         with Run(recording, leaves) as run, self._only_read(leaves):
+            arguments = unflatten(leaves, self._structure)
             found, self._results = flatten(self._function(*arguments))
         self._kept = run.kept
         if not recording:

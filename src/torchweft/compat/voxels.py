@@ -11,13 +11,14 @@ tensor does not: a program that collects the indices of many frames keeps no map
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torchweft.errors import CaptureError
 from torchweft.voxels.maps.coordinates import Coordinates
 
 __all__ = ["are_rows_of", "rows_of", "same_rows", "voxels_of"]
@@ -46,6 +47,37 @@ class _Kept(NamedTuple):
         return self.version == indices._version
 
 
+class _RowsWithPadding(Tensor):
+    """Indices of which the last are padding: their number is known, to read them is an error."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What does not depend on values.
+
+        Raises:
+            CaptureError: what does.
+        """
+        if func not in _WITHOUT_VALUES:
+            raise CaptureError(
+                "indices are read in a function that is recorded with room for other voxels: "
+                "padding would count as voxels. Layers, batch norms and what acts on each row of "
+                "features can be recorded so; compute what needs indices outside of the function."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+_WITHOUT_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "_version")),
+    *(Tensor.__len__, Tensor.size, Tensor.dim, Tensor.is_inference),
+}
+
 _kept = WeakTensorKeyDictionary()
 
 
@@ -64,9 +96,15 @@ def voxels_of(
 
 
 def rows_of(coordinates: Coordinates) -> Tensor:
-    """A copy of the voxels as indices, whose `voxels_of` are these until they are written to."""
+    """A copy of the voxels as indices, whose `voxels_of` are these until they are written to.
+
+    In a record with room for other voxels nobody may read them.
+    """
     with torch.inference_mode(False):  # a tensor that counts its versions
-        indices = coordinates.rows.clone()
+        if coordinates.num_unpadded is None:
+            indices = coordinates.rows.clone()
+        else:
+            indices = coordinates.stored_rows.as_subclass(_RowsWithPadding)
     box = coordinates.given_batch_size, coordinates.given_shape
     _kept[indices] = _Kept(_version(indices), box, weakref.ref(coordinates))
     return indices

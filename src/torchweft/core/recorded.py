@@ -16,6 +16,7 @@ gradients in threads of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ class Run:
         self.copies: dict[Hashable, Any] = {}
         self.kept: list[Any] = []
         self._values: dict[Hashable, Any] = {}
+        self._contexts = ExitStack()
 
     def __enter__(self) -> Run:
         Current.run = self
@@ -59,8 +61,13 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         Current.run = None
+        self._contexts.close()
         self._values.clear()
         self.copies.clear()
+
+    def until_end(self, context: AbstractContextManager[Any]) -> None:
+        """Enter a context that ends with the run."""
+        self._contexts.enter_context(context)
 
     def varies(self, tensors: Iterable[Tensor | None]) -> bool:
         """Whether one of the tensors is an argument of the function."""

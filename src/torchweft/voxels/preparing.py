@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 from torchweft.errors import DTypeError
-from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.tensor import KeepsVoxels, SparseTensor, sparse_of
 from torchweft.voxels.maps.together import ask
 
 __all__ = ["prepare"]
 
+T = TypeVar("T", bound=SparseTensor | KeepsVoxels)
 
-def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = False) -> SparseTensor:
+
+def prepare(network: nn.Module, tensor: T, *, tables_only: bool = False) -> T:
     """The tensor with all kernel maps that a network will need, built at once.
 
     The first time, the network runs on the tensor, without gradients, to record the maps it needs.
@@ -26,8 +30,9 @@ def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = Fal
     the thread of a data loader.
 
     Args:
-        network: takes a SparseTensor as its only argument.
-        tensor: on the network's device.
+        network: takes the tensor as its only argument.
+        tensor: a SparseTensor on the network's device, or a SparseConvTensor of
+            `torchweft.compat.spconv`.
         tables_only: leave out what kernels derive from maps (sorted rows, lists of pairs): a record
             with room for other voxels (`padded_sizes`) makes it in each replay.
 
@@ -50,20 +55,20 @@ def prepare(network: nn.Module, tensor: SparseTensor, *, tables_only: bool = Fal
         >>> len(network(voxels.prepare(network, x)))
         2
     """
-    check_sparse(tensor)
+    cloud = sparse_of(tensor)
     if not isinstance(network, nn.Module):
         raise DTypeError(
             f"network is a {type(network).__name__}: it must be a torch.nn.Module that takes a "
             "SparseTensor. Wrap a function in a SparseModule with a forward."
         )
-    if not ask(network, tensor.coordinates, tables_only):
-        _run(network, tensor)
+    if not ask(network, cloud.coordinates, tables_only):
+        _run(network, tensor, cloud.device)
     return tensor
 
 
-def _run(network: nn.Module, tensor: SparseTensor) -> None:
+def _run(network: nn.Module, tensor: SparseTensor | KeepsVoxels, device: torch.device) -> None:
     """Run a network without gradients, on copies of its buffers, and put random states back."""
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    devices = [tensor.device] if tensor.device.type == "cuda" else []
+    devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         torch.func.functional_call(network, buffers, (tensor,))

@@ -60,8 +60,8 @@ class SparseSequential(nn.Sequential, SparseModule):
                 x = module(x, **given)
                 continue
             check_statistics(module, x)
-            valid = x.coordinates.num_unpadded
-            if given or (valid is not None and type(module) is nn.BatchNorm1d):
+            if given:
+                valid = x.coordinates.num_unpadded
                 x = x.replace(batch_norm(module, x.feats, **given, valid=valid))
             else:
                 x = x.replace(module(x.feats))

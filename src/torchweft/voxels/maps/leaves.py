@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.recorded import mark_fixed, varying
+from torchweft.core.recorded import Current, mark_fixed, varying
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps.shards import refuse
-from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.maps.tensor import KeepsVoxels, SparseTensor, sparse_of
+from torchweft.voxels.norms.unpadded import UnpaddedNorms
 
 __all__ = ["padded_sizes"]
 
@@ -61,7 +62,7 @@ _Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
 
 
 def padded_sizes(
-    tensor: SparseTensor, factor: float = 1.25, **fills: float
+    tensor: SparseTensor | KeepsVoxels, factor: float = 1.25, **fills: float
 ) -> dict[str | tuple[str, int], Any]:
     """`sizes` for `torchweft.capture`: room for tensors of other voxels, with the same maps.
 
@@ -71,7 +72,7 @@ def padded_sizes(
     can be recorded; pools of samples and `dense()` cannot.
 
     Args:
-        tensor: with all maps of the network, see `prepare`, which knows none onto given
+        tensor: as for `prepare`, with all maps of the network; that knows none onto given
             coordinates; its box and batch size must be given (`spatial_shape`, `batch_size`), and
             be those of every tensor. The rows of all tensors ascend, or of none.
         factor: room over the voxels of each level, at least 1.
@@ -79,7 +80,7 @@ def padded_sizes(
             example `labels=-100`; without, their first rows are repeated.
 
     Returns:
-        For the argument `sizes`, of a function that has one SparseTensor among its arguments.
+        For the argument `sizes`, of a function that has one such tensor among its arguments.
 
     Raises:
         ShapeError: the tensor has no maps, or no box or batch size was given.
@@ -100,8 +101,8 @@ def padded_sizes(
         >>> len(run(voxels.prepare(network, more)))
         3
     """
-    voxels = tensor.coordinates
-    levels = _flatten(tensor)[1].levels
+    tensor = sparse_of(tensor)
+    voxels, levels = tensor.coordinates, _flatten(tensor)[1].levels
     if voxels.given_shape is None or voxels.given_batch_size is None or not levels[0].maps:
         raise ShapeError(
             f"tensor has {len(levels[0].maps)} maps, the spatial_shape {voxels.given_shape} and "
@@ -221,6 +222,8 @@ def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:
         spec = structure.levels[i].maps[n]
         sides = levels[i], levels[spec.outputs]
         maps.by_name[name] = KernelMap(*tables[i][n], *sides, spec.shape)
+    if levels and Current.run is not None and (run := varying(levels[0].stored_rows)) is not None:
+        run.until_end(UnpaddedNorms(levels))
     result = SparseTensor.__new__(SparseTensor)
     result.feats, result.coordinates, result.maps = feats, levels[0], maps
     return result

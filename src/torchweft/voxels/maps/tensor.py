@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -479,6 +479,27 @@ def _check_alike(
             )
         _check_spread(first, other, name)
     return first
+
+
+@runtime_checkable
+class KeepsVoxels(Protocol):
+    """A tensor of another library's names, which keeps its voxels and so their maps."""
+
+    kept: Coordinates | None
+
+    def sparse(self) -> SparseTensor:
+        """The SparseTensor that shares features, voxels and maps."""
+
+
+def sparse_of(tensor: SparseTensor | KeepsVoxels) -> SparseTensor:
+    """A SparseTensor as it is, or that of a tensor which keeps its voxels.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    found = tensor.sparse() if isinstance(tensor, KeepsVoxels) else tensor
+    check_sparse(found)
+    return found
 
 
 def check_sparse(tensor: object) -> None:

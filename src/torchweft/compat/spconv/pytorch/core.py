@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torchweft import voxels
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.voxels import rows_of, same_rows, voxels_of
+from torchweft.core import private
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
@@ -153,6 +154,15 @@ class SparseConvTensor:
         indices = rows_of(found.coordinates)
         return cls(found.feats, indices, found.spatial_shape, found.batch_size)
 
+    @classmethod
+    def from_sparse(cls, tensor: voxels.SparseTensor) -> SparseConvTensor:
+        """Of torchweft's tensor, with its features and the maps of its voxels."""
+        found = tensor.coordinates
+        shape, size = tensor.spatial_shape, tensor.batch_size
+        made = cls(tensor.feats, rows_of(found), shape, size)
+        made.kept = found
+        return made
+
     def sparse(self) -> voxels.SparseTensor:
         """torchweft's tensor with these features and voxels; it shares the maps of the voxels.
 
@@ -271,6 +281,35 @@ def _check(features: Tensor, indices: Tensor, shape: Sequence[int], batch_size: 
             f"batch_size is {batch_size}: it must be at least 1. Pass the number of samples, empty "
             "ones too."
         )
+
+
+def _flatten(tensor: SparseConvTensor) -> tuple[list[voxels.SparseTensor], None]:
+    if tensor.indice_dict:
+        raise ShapeError(
+            f"a SparseConvTensor with the pairs of {', '.join(map(repr, tensor.indice_dict))} was "
+            "passed to torchweft.capture, or is a result there: a record takes tensors as they "
+            "are before a network, and returns features. Return x.features."
+        )
+    return [tensor.sparse()], None
+
+
+def _flatten_with_keys(tensor: SparseConvTensor) -> tuple[list[tuple[Any, Any]], None]:
+    (found,), _ = _flatten(tensor)
+    return [(private.GetAttrKey("sparse"), found)], None
+
+
+def _unflatten(children: Iterable[Any], _: None) -> SparseConvTensor:
+    (tensor,) = children
+    return SparseConvTensor.from_sparse(tensor)
+
+
+private.register_pytree_node(
+    SparseConvTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="torchweft.compat.spconv.SparseConvTensor",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 __getattr__ = lacking(

@@ -86,6 +86,7 @@ class SparseSequential(SparseModule):
             else:
                 module = rest.pop()
             if given:
+                given["valid"] = None if input.kept is None else input.kept.num_unpadded
                 input = input.replace_feature(batch_norm(module, input.features, **given))
             elif is_spconv_module(module):
                 input = module(input)
