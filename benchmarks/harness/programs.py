@@ -103,19 +103,26 @@ def _segmentation(found: Found) -> str:
 
 
 def _clouds(found: Found) -> str:
+    peers = {name: f"{name} {version}, fresh" for name, version in found["peers"].items()}
     heads = {
-        "fresh": "fresh cloud", "padded": "fresh, captured", "kept": "maps kept",
-        "captured": "kept, captured", "spconv": f"spconv {found.get('spconv', '')}, fresh",
-    }  # fmt: skip
-    heads = {name: head for name, head in heads.items() if name in found["ms"]["forward"]}
+        "fresh": "fresh cloud",
+        "padded": "fresh, captured",
+        "kept": "maps kept",
+        "captured": "kept, captured",
+    } | peers
+    tables = (_network(name, of, heads) for name, of in found["networks"].items())
+    return "\n".join([f"{found['voxels']:,} voxels.\n", *tables])
+
+
+def _network(name: str, found: Found, heads: dict[str, str]) -> str:
+    known = {way for ms in found["ms"].values() for way in ms}
+    ways = [way for way in heads if way in known]
+    rows = found["ms"] | {"kernels of a forward pass": found["kernels"]}
     lines = [
-        [what, *(short(ms[name]) if name in ms else "" for name in heads)]
-        for what, ms in found["ms"].items()
+        [what, *(short(row[way]) if way in row else "" for way in ways)]
+        for what, row in rows.items()
     ]
-    counts = found["kernels"]
-    lines.append(["kernels of a forward pass", *(str(counts.get(name, "")) for name in heads)])
-    lines.append(["voxels", str(found["voxels"]), *[""] * (len(heads) - 1)])
-    return table(["ms", *heads.values()], lines)
+    return table([f"{name}, ms", *(heads[way] for way in ways)], lines)
 
 
 def _differences(found: Found) -> str:
@@ -150,11 +157,12 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         _training,
     ),
     "fresh_clouds.json": (
-        "MinkUNet42 on a LiDAR frame",
-        "In half precision, wall time in milliseconds: of a cloud that the network has not seen, "
-        "whose *maps* it builds; of that with its maps built before a CUDA graph with room for "
-        "other clouds; of a cloud whose maps are kept; and of that as a CUDA graph. Where a pass "
-        "is longer than as a graph, the host is what it waits for.\n",
+        "Networks on a LiDAR frame",
+        "Wall time in milliseconds: of a cloud that the network has not seen, whose *maps* it "
+        "builds; of that with its maps built before a CUDA graph with room for other clouds; of a "
+        "cloud whose maps are kept; and of that as a CUDA graph. Where a pass is longer than as a "
+        "graph, the host is what it waits for. A *training step* is one of AdamW with weights in "
+        "float32. SpUNet is written for spconv.\n",
         _clouds,
     ),
     "train_segmentation.json": (
