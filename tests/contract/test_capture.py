@@ -4,6 +4,7 @@ Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py h
 """
 
 import contextlib
+import copy
 import inspect
 import itertools
 import re
@@ -417,6 +418,84 @@ def test_padding_in_a_result(function):
     message = r"result 0 differs with padding.*13 rows of x"
     with pytest.raises(torchweft.CaptureError, match=message):
         run(x, weight)
+
+
+RANDOM = {
+    "dropout": lambda x: nn.functional.dropout(x, 0.5),
+    "a mask of its channels": lambda x: nn.functional.feature_alpha_dropout(x[None], 0.5, True)[0],
+    "dropped irreps": o3.Dropout("2x0e", 0.5),
+    "uniform noise": lambda x: x + torch.rand_like(x) + torch.rand(x.shape),
+    "normal noise": lambda x: x + torch.randn_like(x) * torch.randn(len(x), 2, generator=None),
+    "dropped rows": lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.5),
+}
+
+
+@pytest.mark.parametrize("function", RANDOM.values(), ids=RANDOM)
+def test_random_numbers(function):
+    """Calls draw them, also where padding is compared; seen red with: a comparison that draws."""
+    x = torch.rand(10, 2, dtype=torch.float64)
+    weight = torch.ones(10, dtype=torch.float64)
+
+    def energy(x, weight):
+        return (weight[:, None] * function(x)).sum()
+
+    run, recorder = captured(energy, x, weight, sizes={"x": (1.1, {"weight": 0})})
+    for seed in range(2):
+        torch.manual_seed(seed)
+        found, after = run(x, weight), torch.get_rng_state()
+        torch.manual_seed(seed)
+        same(found, energy(x, weight))
+        assert after.tolist() == torch.get_rng_state().tolist()
+    assert run(x, weight) != run(x, weight)
+    assert recorder.records == 1
+
+
+def test_a_training_step_with_dropout():
+    """Each of the calls that make a record is one step; seen red with: a step of the comparison."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    plain = copy.deepcopy(model)
+    x = torch.rand(10, 2, dtype=torch.float64)
+    weight = torch.ones(10, dtype=torch.float64)
+
+    def step_of(model):
+        adam = torch.optim.Adam(model.parameters(), lr=0.1)
+
+        def step(x, weight):
+            adam.zero_grad()
+            loss = (weight * model(x)[:, 0].square()).sum()
+            loss.backward()
+            adam.step()
+            return loss.detach()
+
+        return step
+
+    run, _ = captured(step_of(model), x, weight, sizes={"x": (1.1, {"weight": 0})})
+    step = step_of(plain)
+    for seed in range(2):
+        for call in (run, step):
+            torch.manual_seed(seed)
+            call(x, weight)
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            same(a.detach(), b.detach())
+
+
+def test_padding_beside_random_numbers():
+    """Seen red with: no comparison of functions that draw."""
+    run, _ = captured(lambda x: nn.functional.dropout(x).sum(), X, sizes={"x": 1.1})
+    run(X)
+    with pytest.raises(torchweft.CaptureError, match="result 0 differs with padding"):
+        run(X)
+
+
+def test_other_random_numbers():
+    def function(x, weight):
+        return (weight[:, None] * x.new_empty(x.shape).exponential_()).sum()
+
+    run, _ = captured(function, X, X[:, 0], sizes={"x": (1.1, {"weight": 0})})
+    run(X, X[:, 0])
+    with pytest.raises(torchweft.CaptureError, match="Draw random numbers by dropout, rand,"):
+        run(X, X[:, 0])
 
 
 def test_large_integers_hide_no_padding():

@@ -504,6 +504,24 @@ def test_memory_that_a_record_lacks():
     check(lambda x: (x + 2,), (x,), (draw(3, seed=1),))
 
 
+def test_dropout_with_room():
+    """Each replay draws a mask of its own; padding, which draws too, is in no result."""
+
+    def kept(x, weight):
+        rows = nn.functional.dropout(torch.ones_like(x), 0.5)
+        return (weight[:, None] * rows).sum(), rows
+
+    def given(count):
+        return draw(count, 4), torch.ones(count, device="cuda")
+
+    run = torchweft.capture(kept, *given(1000), sizes={"x": (1.2, {"weight": 0})})
+    found = [run(*given(count)) for count in (1000, 1100, 900, 1000, 1000, 1000)]
+    for total, rows in found:
+        assert rows.unique().tolist() == [0.0, 2.0]
+        assert_same_bits(total, rows.sum(), "sum of whole numbers")
+    assert (found[-1][1] != found[-2][1]).any()
+
+
 def test_random_numbers_after_a_record_failed():
     """The generator is not in the state of a capture, and earlier records still replay.
 

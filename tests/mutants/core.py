@@ -79,6 +79,19 @@ MUTANTS = [
         f"{CAPTURE} -k usable",
     ),
     Mutant(
+        "calls that draw random numbers are compared with these",
+        "with Means() if draws else nullcontext():",
+        "with nullcontext():",
+        "tests/contract/test_capture.py -k random_numbers",
+    ),
+    Mutant(
+        "a comparison with means leaves its step of training",
+        "                with written.undone(), self._gradients.aside():\n"
+        "                    plain = self._run",
+        "                with self._gradients.aside():\n                    plain = self._run",
+        "tests/contract/test_capture.py -k with_dropout",
+    ),
+    Mutant(
         "padding is zero, so that padded edges have no length",
         "for begin in range(0, count, rows) if rows else ():",
         "for begin in ():",
@@ -134,8 +147,8 @@ MUTANTS = [
     ),
     Mutant(
         "a call with padding adds to the gradients of the call",
-        "with written.undone(), self._gradients.aside():",
-        "with written.undone():",
+        "            with written.undone(), self._gradients.aside():\n                padded =",
+        "            with written.undone():\n                padded =",
         CAPTURE,
     ),
     Mutant(

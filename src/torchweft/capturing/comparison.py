@@ -78,7 +78,8 @@ def check_agreement(
                 f"result {i} differs with padding: {_shown(a)} where it is {_shown(b)} without. "
                 f"Padding (room for {rooms}) must be in no result. Leave it out of sums and means, "
                 "e.g. by weights that sizes fills with 0, or by owners of rows that sizes fills "
-                "with a padding row, and draw no random numbers in the function."
+                "with a padding row. Draw random numbers by dropout, rand, randn, their _like or "
+                "bernoulli_ alone: others differ with padding."
             )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
 from torchweft.capturing.leaves import flatten, unflatten
+from torchweft.capturing.random_numbers import Means, generator_states
 from torchweft.core.recorded import Run
 from torchweft.errors import CaptureError
 
@@ -87,14 +88,29 @@ class Kind:
         if not rooms:
             found = self._recorder.rehearse(lambda: self._run(buffers.leaves))
         else:
-            with Written() as written:
-                found = self._run(_copies(leaves))
-            with written.undone(), self._gradients.aside():
-                padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
-            self._cuts = self._cuts_of(padded, rooms)
-            check_agreement(self._cut(padded, lengths), found, leaves, self._layout.shown(rooms))
+            found = self._compared(leaves, buffers, lengths)
         self._buffers = buffers
         return self._handed_out(found)
+
+    def _compared(
+        self, leaves: Sequence[Any], buffers: Buffers, lengths: tuple[int, ...]
+    ) -> list[Any]:
+        """The results of a call without padding, to which those with padding are held."""
+        device = _device_of(leaves)
+        before = generator_states(device)
+        with Written() as written:
+            found = plain = self._run(_copies(leaves))
+        draws = before != generator_states(device)
+        with Means() if draws else nullcontext():
+            if draws:
+                with written.undone(), self._gradients.aside():
+                    plain = self._run(_copies(leaves))
+            with written.undone(), self._gradients.aside():
+                padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
+        self._cuts = self._cuts_of(padded, buffers.rooms)
+        rooms = self._layout.shown(buffers.rooms)
+        check_agreement(self._cut(padded, lengths), plain, leaves, rooms)
+        return found
 
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
         """The leaves of the results, detached."""
@@ -105,7 +121,7 @@ class Kind:
         if not recording:
             own = {id(t) for t in leaves}
             self._gradients = Gradients([t for t in leaves_of(found) if id(t) not in own])
-        device = next(t.device for t in leaves if isinstance(t, Tensor))
+        device = _device_of(leaves)
         for i, t in enumerate(found):
             if isinstance(t, Tensor) and t.device != device:
                 raise CaptureError(
@@ -164,6 +180,10 @@ class Kind:
     def _handed_out(self, results: Sequence[Any]) -> Any:
         copies = [t.clone() if isinstance(t, Tensor) else t for t in results]
         return unflatten(copies, self._results)
+
+
+def _device_of(leaves: Sequence[Any]) -> torch.device:
+    return next(t.device for t in leaves if isinstance(t, Tensor))
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
