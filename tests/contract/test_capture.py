@@ -327,15 +327,16 @@ def test_a_training_step(optimizer_of, padded):
     assert recorder.records == 1
 
 
+@pytest.mark.parametrize("detached", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_gradients_for_a_step_outside(padded):
+def test_gradients_for_a_step_outside(padded, detached):
     """Seen red with: the gradients of a call with padding, added to those of the call."""
 
     def slope_of(weight):
         def slope(x, share):
             loss = (share * (x * weight).square().sum(1)).sum()
             loss.backward()
-            return loss
+            return loss.detach() if detached else loss
 
         return slope
 
@@ -451,7 +452,10 @@ def test_random_numbers(function):
 
 
 def test_a_training_step_with_dropout():
-    """Each of the calls that make a record is one step; seen red with: a step of the comparison."""
+    """Each of the calls that make a record is one step.
+
+    Seen red with: a step, or gradients, of the comparison, of a loss that was detached.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     plain = copy.deepcopy(model)
@@ -478,6 +482,7 @@ def test_a_training_step_with_dropout():
             call(x, weight)
         for a, b in zip(model.parameters(), plain.parameters(), strict=True):
             same(a.detach(), b.detach())
+            same(a.grad, b.grad)
 
 
 def test_padding_beside_random_numbers():

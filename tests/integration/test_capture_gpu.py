@@ -217,7 +217,8 @@ def test_a_graph_of_an_earlier_call_is_named():
     assert loss.requires_grad
 
 
-def test_gradients_that_the_caller_empties():
+@pytest.mark.parametrize("detached", [False, True])
+def test_gradients_that_the_caller_empties(detached):
     """zero_grad and step outside; seen red with: `.grad` that stays None after a replay."""
 
     def trained():
@@ -228,7 +229,7 @@ def test_gradients_that_the_caller_empties():
         def slope(x):
             loss = model(x).square().mean()
             loss.backward()
-            return loss
+            return loss.detach() if detached else loss
 
         return model, optimizer, slope
 

@@ -79,6 +79,12 @@ MUTANTS = [
         f"{CAPTURE} -k usable",
     ),
     Mutant(
+        "a loss that was detached hides whose gradients a record fills",
+        "            found.extend(leaves_of([tensors]",
+        "            _ = (leaves_of([tensors]",
+        "tests/contract/test_capture.py -k step_outside",
+    ),
+    Mutant(
         "calls that draw random numbers are compared with these",
         "with Means() if draws else nullcontext():",
         "with nullcontext():",

@@ -9,13 +9,14 @@ function sets None.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "leaves_of"]
+__all__ = ["Gradients", "backward_noted", "leaves_of"]
 
 
 class Gradients:
@@ -73,6 +74,27 @@ class Gradients:
                 if added:
                     grad.zero_() if leaf.grad is None else grad.copy_(leaf.grad)
                 leaf.grad = grad
+
+
+@contextlib.contextmanager
+def backward_noted() -> Iterator[list[Tensor]]:
+    """Inside, the leaves that this thread calls `backward` for come to stand in a list.
+
+    Results that were detached do not tell them.
+    """
+    plain: Any = torch.autograd.backward
+    thread, found = threading.get_ident(), list[Tensor]()
+
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        if threading.get_ident() == thread:
+            found.extend(leaves_of([tensors] if isinstance(tensors, Tensor) else list(tensors)))
+        plain(tensors, *args, **options)
+
+    torch.autograd.backward = backward
+    try:
+        yield found
+    finally:
+        torch.autograd.backward = plain
 
 
 def leaves_of(results: Sequence[Any]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchweft.capturing.buffers import Buffers
 from torchweft.capturing.comparison import Written, check_agreement
-from torchweft.capturing.gradients import Gradients, leaves_of
+from torchweft.capturing.gradients import Gradients, backward_noted, leaves_of
 from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
 from torchweft.capturing.leaves import flatten, unflatten
@@ -114,13 +114,15 @@ class Kind:
 
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
         """The leaves of the results, detached."""
-        with Run(recording, leaves) as run, self._only_read(leaves):
+        with Run(recording, leaves) as run, self._only_read(leaves), backward_noted() as called:
             arguments = unflatten(leaves, self._structure)
             found, self._results = flatten(self._function(*arguments))
         self._kept = run.kept
         if not recording:
-            own = {id(t) for t in leaves}
-            self._gradients = Gradients([t for t in leaves_of(found) if id(t) not in own])
+            differentiated = {id(t): t for t in (*leaves_of(found), *called)}
+            for t in leaves:
+                differentiated.pop(id(t), None)
+            self._gradients = Gradients(list(differentiated.values()))
         device = _device_of(leaves)
         for i, t in enumerate(found):
             if isinstance(t, Tensor) and t.device != device:
