@@ -539,6 +539,13 @@ MUTANTS = [
         f"{PADDED} -k training",
     ),
     Mutant(
+        "norms of a sequence in spconv's layers count padding",
+        'given["valid"] = None if input.kept is None else input.kept.num_unpadded',
+        'given["valid"] = None',
+        f"{SPCONV_CAPTURED} -k training",
+        kernels=True,
+    ),
+    Mutant(
         "the voxels of a prepared SparseConvTensor are nobody's",
         "        self.kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)\n"
         "        return voxels.SparseTensor.on(self._features, self.kept, Maps())",
