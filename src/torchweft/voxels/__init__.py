@@ -14,8 +14,8 @@ from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.sequential import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
+from torchweft.voxels.leaves import padded_sizes  # registers the tree of a tensor too
 from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps.leaves import padded_sizes  # registers the tree of a tensor too
 from torchweft.voxels.maps.metadata import (
     GemmGroups,
     Group,
