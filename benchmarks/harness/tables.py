@@ -54,6 +54,7 @@ HEADLINES = {
     },
     "voxels": {
         "minkunet42_lidar05_fresh_fp16": "MinkUNet42, a fresh LiDAR frame",
+        "minkunet42_lidar05_fresh_inference_fp16": "MinkUNet42, inference on a fresh frame",
         "lidar05_c64_fp16": "sparse convolution, fp16",
         "lidar05x6_map": "kernel map of six LiDAR frames",
     },

@@ -33,6 +33,7 @@ ALL = [
     unet_case("lidar05", 42),
     unet_case("lidar05", 42, fresh=True),
     unet_case("lidar05", 42, inference=True),
+    unet_case("lidar05", 42, fresh=True, inference=True),
 ]
 
 CASES = [case for case in ALL if lidar_file() or "lidar" not in case.name]

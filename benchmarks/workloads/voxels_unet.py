@@ -14,18 +14,26 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+import torchweft
 from benchmarks.harness.case import Case, Workload
 from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.recipes import NAMES, Random
+from benchmarks.workloads.ways import AtFirst, Function, captured
 from examples.voxels.plot_minkunet import MinkUNet
-from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
+from torchweft.voxels import (
+    SparseBatchNorm,
+    SparseModule,
+    SparseTensor,
+    padded_sizes,
+    prepare,
+)
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 from torchweft.voxels.maps.kernel_map import KernelMap
@@ -35,6 +43,7 @@ __all__ = [
     "FEATURES",
     "NETWORK",
     "flat",
+    "for_all_clouds",
     "given_to",
     "groups",
     "lowered",
@@ -55,7 +64,10 @@ def unet_case(
     inference: bool = False,
     dtype: torch.dtype = torch.float16,
 ) -> Case:
-    """fresh: every call makes the maps of all levels, as a training step on a new cloud does."""
+    """fresh: every call makes the maps of all levels, as a training step on a new cloud does.
+
+    inference: on a GPU also by a CUDA graph, on fresh clouds by one that serves all.
+    """
     kind = "_fresh" * fresh + "_inference" * inference
     name = f"minkunet{layers}_{cloud}{kind}_{NAMES[dtype]}"
     phases = ("forward",) if inference else ("forward", "forward+backward")
@@ -150,8 +162,11 @@ def _network(
     flops = sum(_flops(model, tensor))
     model.train(not inference)
 
+    def cloud(feats: Tensor) -> SparseTensor:
+        return SparseTensor(feats, coords, shape, 1) if fresh else tensor.replace(feats)
+
     def function(feats: Tensor, *vectors: Tensor, backend: str | None = None) -> Tensor:
-        rows = SparseTensor(feats, coords, shape, 1) if fresh else tensor.replace(feats)
+        rows = cloud(feats)
         scores: SparseTensor = given_to(model, rows, *vectors)
         return scores.feats
 
@@ -166,10 +181,31 @@ def _network(
     inputs = feats, *(flat(p.detach() for p in group.values()) for group in groups(model))
     output_bytes = dtype.itemsize * len(coords) * CLASSES
     shown = f"N={len(coords)} parameters={sum(len(vector) for vector in inputs[1:])}"
+    recorded = for_all_clouds(model, cloud) if fresh else captured(function)
+    ways = {"captured": recorded} if inference and device.type == "cuda" else {}
     return Workload(
         NETWORK, inputs, tables, function, oracle, flops, output_bytes, shown,
-        polynomial=False, gradients=2,
+        polynomial=False, gradients=2, ways=ways,
     )  # fmt: skip
+
+
+def for_all_clouds(model: nn.Module, cloud: Callable[[Tensor], SparseTensor]) -> Function:
+    """A network with given weights, as one CUDA graph; maps of each cloud are built before."""
+
+    def scores(tensor: SparseTensor, *vectors: Tensor) -> Tensor:
+        found: SparseTensor = given_to(model, tensor, *vectors)
+        return found.feats
+
+    def made(feats: Tensor, *vectors: Tensor) -> Function:
+        example = prepare(model, cloud(feats))
+        run = torchweft.capture(scores, example, *vectors, sizes=padded_sizes(example))
+
+        def function(feats: Tensor, *vectors: Tensor) -> Tensor:
+            return run(prepare(model, cloud(feats), tables_only=True), *vectors)
+
+        return function
+
+    return AtFirst(made)
 
 
 def lowered(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -6,10 +6,14 @@ import sys
 import pytest
 import torch
 
+import torchweft
 from benchmarks import fresh_clouds
 from benchmarks.harness.programs import _clouds
-from benchmarks.workloads import spunet
+from benchmarks.workloads import spunet, voxels_unet
+from examples.voxels.plot_minkunet import MinkUNet
+from tests.recorders import captured
 from torchweft.compat import spconv
+from torchweft.voxels import SparseTensor
 
 
 @pytest.fixture
@@ -48,3 +52,25 @@ def test_a_network_of_spconv(tmp_path, monkeypatch):
     page = _clouds(found)
     assert "| SpUNet under autocast, ms | fresh cloud | fresh, captured | maps kept |" in page
     assert "| kernels of a forward pass | 7 |  | 7 |  |  |" in page
+
+
+def test_a_graph_for_all_clouds(monkeypatch):
+    """Its scores are those of the network with the weights that are given."""
+    monkeypatch.setattr(
+        torchweft, "capture", lambda *given, sizes: captured(*given, sizes=sizes)[0]
+    )
+    made = torch.Generator().manual_seed(0)
+    model = MinkUNet(4, 3, 14, 0.1).eval()
+    vectors = [voxels_unet.flat(group.values()).detach() for group in voxels_unet.groups(model)]
+
+    def cloud(feats):
+        rows = torch.randint(0, 40, (len(feats), 3), generator=made.manual_seed(len(feats)))
+        coords = torch.nn.functional.pad(rows.unique(dim=0), (1, 0))
+        return SparseTensor(feats[: len(coords)], coords, (40, 40, 40), 1)
+
+    run = voxels_unet.for_all_clouds(model, cloud)
+    with torch.no_grad():
+        for count in (300, 310, 290, 305):
+            feats = torch.randn(count, 4)
+            found, exact = run(feats, *vectors), model(cloud(feats)).feats
+            torch.testing.assert_close(found, exact, rtol=0, atol=0)
