@@ -8,9 +8,10 @@ For each network and program the median wall time in milliseconds of a call
     captured    on that cloud, as a CUDA graph
 
 and of the same network in the layers of spconv and of spconv-triton, where they are installed, with
-the same weights on fresh clouds.  Of one fresh inference also the kernels on the GPU, and how often
-the host waits for what kernels write into its memory, or where torch waits; of each peer the
-largest difference of its scores, over the largest score.
+the same weights on fresh clouds.  Fresh clouds differ in their first few voxels.  Of one fresh
+inference also the kernels on the GPU, and how often the host waits for what kernels write into its
+memory, or where torch waits; of each peer the largest difference of its scores, over the largest
+score.
 
 SpUNet is written in spconv's layers, which `torchweft.compat` stands in for.
 """
@@ -21,10 +22,11 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +48,9 @@ from torchweft.voxels.maps.gpu.tiles import Flags
 
 WARM, REPEATS = 5, 30
 ROOM = 1.25
+LEFT_OUT = (0, 64, 128, 32)
+"""Voxels that fresh clouds lack, in turn."""
+
 STAND_IN = "torchweft.compat.spconv"
 PEERS = {"spconv": "spconv", "spconv-triton": "spconv_triton"}
 
@@ -68,19 +73,25 @@ class Given(NamedTuple):
     shape: tuple[int, ...]
     labels: Tensor
 
+    def without(self, count: int) -> Given:
+        """The same without the first voxels."""
+        rows = (t[count:] for t in (self.feats, self.coords))
+        return Given(*rows, self.shape, self.labels[count:])
+
 
 class Subject(NamedTuple):
     """A network in the layers of one library, and a fresh cloud of it."""
 
     network: nn.Module
-    cloud: Callable[[], Any]
+    cloud: Callable[[Given], Any]
 
 
 class Network(NamedTuple):
     """A network in our layers, in those of a package with spconv's names, and its programs."""
 
-    ours: Callable[[Given], Subject]
-    theirs: Callable[[Given, nn.Module, str], Subject]
+    half: bool
+    ours: Callable[[], Subject]
+    theirs: Callable[[nn.Module, str], Subject]
     programs: Mapping[str, Callable[[nn.Module], Call]]
 
 
@@ -114,64 +125,74 @@ def main() -> None:
 def measured(network: Network, given: Given, peers: list[str]) -> dict[str, Any]:
     """What a network's entry says."""
     torch.manual_seed(0)
-    ours = network.ours(given)
-    ours.network.eval()
-    kept, call = ours.cloud(), inference(ours.network)
-    prepare(ours.network, kept)
-    maps = milliseconds(lambda: prepare(ours.network, ours.cloud()))
-    theirs = {name: network.theirs(given, ours.network, PEERS[name]) for name in peers}
-    for subject in theirs.values():
+    given = given._replace(feats=given.feats.half()) if network.half else given
+    clouds = [given.without(count) for count in LEFT_OUT]
+    ours = network.ours()
+    theirs = {name: network.theirs(ours.network, PEERS[name]) for name in peers}
+    for subject in (ours, *theirs.values()):
         subject.network.eval()
+    kept, call = ours.cloud(given), inference(ours.network)
+    prepare(ours.network, kept)
+    fresh = on_fresh(ours, call, clouds)
     found: dict[str, Any] = {
         "kernels": {
-            "fresh": kernels(lambda: call(ours.cloud(), given.labels)),
+            "fresh": kernels(fresh),
             "kept": kernels(lambda: call(kept, given.labels)),
         },
-        "waits": waits(lambda: call(ours.cloud(), given.labels)),
+        "waits": waits(fresh),
         "difference": {name: difference(ours, peer, given) for name, peer in theirs.items()},
-        "ms": {"maps": {"fresh": maps}},
+        "ms": {"maps": {"fresh": milliseconds(on_fresh(ours, prepared(ours), clouds))}},
     }
     for name, program in network.programs.items():
         for subject in (ours, *theirs.values()):
             subject.network.train(name != "forward")
-        found["ms"][name] = by_ways(ours, kept, program, given.labels) | {
-            peer: milliseconds(on_fresh(subject, program, given.labels))
+        found["ms"][name] = by_ways(ours, kept, program(ours.network), clouds) | {
+            peer: milliseconds(on_fresh(subject, program(subject.network), clouds))
             for peer, subject in theirs.items()
         }
     return found
 
 
-def by_ways(
-    ours: Subject, kept: Any, program: Callable[[nn.Module], Call], labels: Tensor
-) -> dict[str, float]:
+def by_ways(ours: Subject, kept: Any, call: Call, clouds: Sequence[Given]) -> dict[str, float]:
     """Milliseconds of a call of ours."""
-    call = program(ours.network)
+    labels = clouds[0].labels
     recorded = torchweft.capture(call, kept, labels)
-    sizes = padded_sizes(prepare(ours.network, ours.cloud()), ROOM, labels=-100)
+    sizes = padded_sizes(prepare(ours.network, ours.cloud(clouds[0])), ROOM, labels=-100)
     padded = torchweft.capture(call, kept, labels, sizes=sizes)
+    ready = prepared(ours, tables_only=True)
 
-    def replayed() -> Tensor:
-        return padded(prepare(ours.network, ours.cloud(), tables_only=True), labels)
+    def replayed(tensor: Any, labels: Tensor) -> Tensor:
+        return padded(ready(tensor, labels), labels)
 
     return {
-        "fresh": milliseconds(on_fresh(ours, program, labels)),
-        "padded": milliseconds(replayed),
+        "fresh": milliseconds(on_fresh(ours, call, clouds)),
+        "padded": milliseconds(on_fresh(ours, replayed, clouds)),
         "kept": milliseconds(lambda: call(kept, labels)),
         "captured": milliseconds(lambda: recorded(kept, labels)),
     }
 
 
 def on_fresh(
-    subject: Subject, program: Callable[[nn.Module], Call], labels: Tensor
-) -> Callable[[], Tensor]:
-    """A call on a cloud that the network has not seen."""
-    call = program(subject.network)
-    return lambda: call(subject.cloud(), labels)
+    subject: Subject, call: Callable[[Any, Tensor], Any], clouds: Sequence[Given]
+) -> Callable[[], Any]:
+    """A call on one cloud after the other, none of which the network has seen."""
+    turns = itertools.cycle(clouds)
+
+    def fresh() -> Any:
+        given = next(turns)
+        return call(subject.cloud(given), given.labels)
+
+    return fresh
+
+
+def prepared(subject: Subject, tables_only: bool = False) -> Callable[[Any, Tensor], Any]:
+    """A cloud with its maps."""
+    return lambda tensor, _: prepare(subject.network, tensor, tables_only=tables_only)
 
 
 def difference(ours: Subject, other: Subject, given: Given) -> float:
     """The largest of two networks' scores, over the largest of ours."""
-    a, b = (on_fresh(each, inference, given.labels)().float() for each in (ours, other))
+    a, b = (on_fresh(each, inference(each.network), [given])().float() for each in (ours, other))
     return ((a - b).abs().max() / a.abs().max()).item()
 
 
@@ -223,37 +244,34 @@ def features(tensor: Any) -> Tensor:
     return found
 
 
-def minkunet(half: bool, given: Given) -> Subject:
+def minkunet(half: bool) -> Subject:
     """MinkUNet42, in half precision but for its norms, or in float32."""
     network = MinkUNet(FEATURES, CLASSES, 42)  # type: ignore[no-untyped-call]
-    feats = given.feats.half() if half else given.feats
-    network = lowered(network, feats.dtype).cuda()
-    return Subject(network, lambda: SparseTensor(feats, given.coords, given.shape, 1))
+    network = lowered(network, torch.float16 if half else torch.float32).cuda()
+    return Subject(network, lambda given: SparseTensor(*given[:3], 1))
 
 
-def converted_minkunet(half: bool, given: Given, ours: nn.Module, package: str) -> Subject:
+def converted_minkunet(ours: nn.Module, package: str) -> Subject:
     """The same in a package's layers."""
-    return Subject(converted(package, ours), clouds_of(package, given, half))
+    return Subject(converted(package, ours), clouds_of(package))
 
 
-def own_spunet(given: Given) -> Subject:
-    """SpUNet in float32, in our stand-in for spconv."""
-    network = spunet(STAND_IN, FEATURES, CLASSES).cuda()
-    return Subject(network, clouds_of(STAND_IN, given, half=False))
+def own_spunet() -> Subject:
+    """SpUNet in our stand-in for spconv."""
+    return Subject(spunet(STAND_IN, FEATURES, CLASSES).cuda(), clouds_of(STAND_IN))
 
 
-def foreign_spunet(given: Given, ours: nn.Module, package: str) -> Subject:
+def foreign_spunet(ours: nn.Module, package: str) -> Subject:
     """The same in a package's layers."""
     network = spunet(package, FEATURES, CLASSES).cuda()
     network.load_state_dict(ours.state_dict())
-    return Subject(network, clouds_of(package, given, half=False))
+    return Subject(network, clouds_of(package))
 
 
-def clouds_of(package: str, given: Given, half: bool) -> Callable[[], Any]:
+def clouds_of(package: str) -> Callable[[Given], Any]:
     """Fresh tensors of a package; our stand-in knows the voxels of an old tensor of indices."""
     made = importlib.import_module(f"{package}.pytorch").SparseConvTensor
-    feats = given.feats.half() if half else given.feats
-    return lambda: made(feats, given.coords.clone(), list(given.shape), 1)
+    return lambda given: made(given.feats, given.coords.clone(), list(given.shape), 1)
 
 
 AUTOCAST = {
@@ -262,14 +280,15 @@ AUTOCAST = {
 }
 NETWORKS = {
     "MinkUNet42 in half precision": Network(
+        True,
         functools.partial(minkunet, True),
-        functools.partial(converted_minkunet, True),
+        converted_minkunet,
         {"forward": inference, "forward+backward": gradients},
     ),
     "MinkUNet42 under autocast": Network(
-        functools.partial(minkunet, False), functools.partial(converted_minkunet, False), AUTOCAST
+        False, functools.partial(minkunet, False), converted_minkunet, AUTOCAST
     ),
-    "SpUNet under autocast": Network(own_spunet, foreign_spunet, AUTOCAST),
+    "SpUNet under autocast": Network(False, own_spunet, foreign_spunet, AUTOCAST),
 }
 
 

@@ -27,6 +27,7 @@ def small(monkeypatch):
     monkeypatch.setattr(fresh_clouds, "machine", lambda device: machine(torch.device("cpu")))
     monkeypatch.setattr(fresh_clouds, "WARM", 0)
     monkeypatch.setattr(fresh_clouds, "REPEATS", 1)
+    monkeypatch.setattr(fresh_clouds, "LEFT_OUT", (0, 2))
     made = torch.Generator().manual_seed(0)
     voxels = torch.randint(0, 64, (300, 3), generator=made).unique(dim=0)
     monkeypatch.setattr(fresh_clouds, "CLOUDS", {"lidar05": lambda: (voxels, (64, 64, 64))})
