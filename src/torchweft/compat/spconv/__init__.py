@@ -6,6 +6,9 @@ that checkpoints load strictly both ways.  Arguments that choose among spconv's 
 fp32_accum=, large_kernel_fast_algo=, permanent_thrust_allocator=, force_algo=) are taken and have
 no effect: sums are always in float32 or wider.
 
+`torchweft.voxels.prepare`, `padded_sizes` and `torchweft.capture` take its tensor: a network is one
+CUDA graph for all clouds.  `SparseConvTensor.from_sparse` and `.sparse()` lead to torchweft's.
+
 It differs where the original would give a wrong or no number:
 
 - rows of a strided layer's output ascend by (batch, s0, s1, …); their order has no meaning;
