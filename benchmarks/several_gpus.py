@@ -146,7 +146,7 @@ def transport(count: int, part: Part) -> Call:
 def crystal(side: int, kind: str, training: bool, recorded: bool, part: Part) -> Call:
     """MACE's forces of a shaken crystal of 8 · side³ atoms (a rank), or a training step.
 
-    recorded: the call is replayed as a CUDA graph, with its exchanges.
+    recorded: the call is replayed as a CUDA graph, with its exchanges.  The edges stay the same.
     """
     given = _given((side * part.size if kind == "weak" else side, side, side))
     src, dst = given["edge_index"]
@@ -159,6 +159,7 @@ def crystal(side: int, kind: str, training: bool, recorded: bool, part: Part) ->
         for name, value in (given | rows | edges | tables).items()
     }
     data["ptr"] = torch.tensor([0, len(own.global_ids)], device=part.device)
+    data["edge_index"] = torchweft.constant(data["edge_index"])
     halo = own._replace(
         global_ids=own.global_ids.to(part.device), needed=own.needed.to(part.device)
     ).halo()

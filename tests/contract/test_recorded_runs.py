@@ -108,6 +108,29 @@ def test_layers_of_a_run_share_a_graph(monkeypatch):
     assert len(sorts) == 2  # by src, and by dst
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("recording", [False, True])
+def test_rows_of_a_constant_in_a_run(before, recording, monkeypatch, host_reads):
+    """They are sorted once for all runs, unless the first is recorded: it holds nothing yet.
+
+    Seen red with: rows sorted in each run.
+    """
+    sorts, sort = [], sorting.sorted_by_torch
+    monkeypatch.setattr(sorting, "sorted_by_torch", lambda *g: sorts.append(g) or sort(*g))
+    pair, x = torchweft.constant(torch.stack([changed.NEW, changed.OLD])), changed._rows(9, 3)
+    exact = changed._convolved(x, changed.NEW.clone())
+    if before:
+        changed._of_pair(x, pair)
+    sorts.clear()
+    host_reads.clear()
+    for runs in range(1, 3):
+        with recorded.Run(recording) as run:
+            same(changed._of_pair(x, pair), exact)
+            once = not recording or before
+            assert bool(run.copies) != once
+        assert len(sorts) == (2 * (not before) if once else 2 * runs)
+
+
 def test_nothing_of_a_run_stays():
     before = len(table_copies._copies), len(o3.graph._graphs._entries)
     table = changed.NEW.clone()

@@ -55,6 +55,30 @@ MUTANTS = [
         RUNS,
     ),
     Mutant(
+        "views of a constant are compared with copies of before",
+        "if kept is None or not (_is_view(table) or _same_on_cpu(table, kept.table)):",
+        "if kept is None or not _same_on_cpu(table, kept.table):",
+        "tests/regressions/test_changed_tables.py -k views_of",
+    ),
+    Mutant(
+        "views of a constant are those of before it was changed",
+        "recorded.version(owner) if is_constant(owner) else 0",
+        "0",
+        "tests/regressions/test_changed_tables.py -k views_of",
+    ),
+    Mutant(
+        "rows of a constant are sorted in each run",
+        "    if _is_view(table) and (place in _copies or not run.recording):",
+        "    if False:",
+        f"{RUNS} -k rows_of_a_constant",
+    ),
+    Mutant(
+        "rows of a constant that a recording copied are found by other calls",
+        "    if _is_view(table) and (place in _copies or not run.recording):",
+        "    if _is_view(table):",
+        f"{RUNS} -k rows_of_a_constant",
+    ),
+    Mutant(
         "the host reads the facts of a graph that a replay changes",
         "        if unreadable(src, dst):\n            return tables",
         "        if False:\n            return tables",
@@ -273,8 +297,8 @@ MUTANTS = [
     ),
     Mutant(
         "a changed table keeps its copy",
-        "or not torch.equal(table, kept.table):  # noqa: TID251",
-        "or table.shape != kept.table.shape:",
+        "return a.is_cpu and torch.equal(a, b)",
+        "return a.is_cpu and a.shape == b.shape",
         CHANGED,
     ),
     Mutant(

@@ -225,6 +225,37 @@ def test_a_constant_that_torch_changes_is_read_again():
     same(_gathered(_rows(ROWS, 3), table), _gathered(_rows(ROWS, 3), NEW.clone()))
 
 
+def test_views_of_constants_are_not_compared(monkeypatch):
+    """Rows of an edge_index, taken anew for each call; seen red with: compared like others."""
+    x, pair = _rows(ROWS, 3), torchweft.constant(torch.stack([NEW, OLD]))
+    exact = _convolved(x, NEW)
+    same(_of_pair(x, pair), exact)
+    made = len(o3.graph._graphs._entries)
+    monkeypatch.setattr(torch, "equal", None)
+    same(_of_pair(x, pair), exact)
+    assert len(o3.graph._graphs._entries) == made
+
+
+def _of_pair(x: Tensor, pair: Tensor) -> Tensor:
+    src, dst = pair
+    return CONV(x[:, :2], *EDGES, src, dst, ROWS)
+
+
+def test_views_of_a_constant_that_torch_changes():
+    x, pair = _rows(ROWS, 3), torchweft.constant(torch.stack([NEW, OLD]))
+    _of_pair(x, pair)
+    pair[0].copy_(OLD)
+    same(_of_pair(x, pair), _of_pair(x, torch.stack([OLD, OLD])))
+
+
+def test_copies_of_views_die_with_their_constant():
+    before, pair = len(table_copies._copies), torchweft.constant(torch.stack([NEW, OLD]))
+    _of_pair(_rows(ROWS, 3), pair)
+    assert len(table_copies._copies) == before + 2
+    del pair
+    assert len(table_copies._copies) == before
+
+
 def test_tables_made_in_inference_mode():
     """Seen red with: a copy that is an inference tensor, which autograd cannot save."""
     with torch.inference_mode():

@@ -7,7 +7,8 @@ each public call compares the table with its copy.  A table that has changed get
 which plans are built anew.
 
 On a GPU the host waits for the result of the comparison.  `constant` makes a copy that the caller
-passes instead of the table, and that is not compared.
+passes instead of the table, and that is not compared; nor are views of it, as rows of edge_index,
+whose copies are found by their place in it and its version.
 
 In a function of `torchweft.capture` a table has another content at each replay.  There a copy is
 part of the run, is read by no host (`unreadable`), and lives as long as the run.  A CUDA graph that
@@ -42,6 +43,7 @@ __all__ = [
     "mark_constant",
     "place_of",
     "unreadable",
+    "with_views",
 ]
 
 _MARK = "_torchweft_constant"
@@ -59,7 +61,7 @@ def constant(table: Tensor) -> Tensor:
     """A copy of an index table that never changes, to be passed instead of the table.
 
     A call compares a table with the copy that its cached plan was built from; on a GPU it waits for
-    the result. A constant is not compared.
+    the result. A constant is not compared, nor are its views: `src, dst = constant(edge_index)`.
 
     Args:
         table: integers of any shape, on any device.
@@ -114,10 +116,18 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
             found.append(table)
             continue
         kept = None if watched() or transformed() else _copies.get(_place(table))
-        if kept is None or not table.is_cpu or not torch.equal(table, kept.table):  # noqa: TID251
+        if kept is None or not (_is_view(table) or _same_on_cpu(table, kept.table)):
             return tuple(_found(*tables))
         found.append(kept.table)
     return tuple(found)
+
+
+def with_views(*tables: Tensor) -> list[Tensor]:
+    """In a run, tables that view a constant as constants of their own; others as they are."""
+    run = recorded.Current.run
+    if run is None:
+        return list(tables)
+    return [_of_run(run, t, _place(t)) if _is_view(t) and unwatched(t) else t for t in tables]
 
 
 def unreadable(*tables: Tensor | None) -> bool:
@@ -160,7 +170,8 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     pairs = {
         place: (table, kept.table)
         for place, table in zip(places, tables, strict=True)
-        if place is not None and (kept := _copies.get(place))
+        if table is not None and place is not None and not _is_view(table)
+        if (kept := _copies.get(place))
     }
     if not _are_equal([*pairs.values()]):
         for place, pair in pairs.items():
@@ -172,7 +183,12 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
 
 
 def _of_run(run: recorded.Run, table: Tensor, place: Hashable) -> Tensor:
-    """The copy of a table in its present version; the run holds the table, so no id returns."""
+    """The copy of a table in its present version; the run holds the table, so no id returns.
+
+    Of a view of a constant it is the one of other calls, unless it would be made in a recording.
+    """
+    if _is_view(table) and (place in _copies or not run.recording):
+        return recorded.keep(_kept(table, place))
     key = place, recorded.version(table)
     if key not in run.copies:
         run.copies[key] = _private(table), table
@@ -190,7 +206,17 @@ def place_of(table: Tensor) -> tuple[Tensor, Hashable]:
 def _place(table: Tensor) -> Hashable:
     """The key of a table."""
     owner, place = place_of(table)
-    return id(owner), place
+    return id(owner), place, recorded.version(owner) if is_constant(owner) else 0
+
+
+def _is_view(table: Tensor) -> bool:
+    """Whether it views a constant."""
+    return table._base is not None and is_constant(table._base)
+
+
+def _same_on_cpu(a: Tensor, b: Tensor) -> bool:
+    """Whether tables are equal; False on a GPU, where the host would wait."""
+    return a.is_cpu and torch.equal(a, b)  # noqa: TID251 - integers
 
 
 def _are_equal(pairs: list[Any]) -> bool:

@@ -30,7 +30,13 @@ from torch import Tensor
 from torchweft.core import recorded
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
-from torchweft.core.table_copies import copies_of, mark_constant, place_of, unreadable
+from torchweft.core.table_copies import (
+    copies_of,
+    mark_constant,
+    place_of,
+    unreadable,
+    with_views,
+)
 from torchweft.core.tables import SLICE, Slices, TensorCache, cut, narrow
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.sorting.rows import sorted_by_row
@@ -233,6 +239,7 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
     _check_edges(src, dst)
     _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
     sizes = (num_nodes, num_sources)
+    src, dst = with_views(src, dst)
     if (run := recorded.Current.run) is not None and unreadable(src, dst):
         owners, places = zip(*(place_of(table) for table in (src, dst)), strict=True)
         return run.value(owners, (places, sizes), lambda: Graph(src, dst, *sizes))

@@ -45,7 +45,7 @@ from torchweft.core.operators.tensor_list import (
     Tensors,
     mapped_as_rows,
 )
-from torchweft.core.table_copies import copies_of, is_constant
+from torchweft.core.table_copies import copies_of, is_constant, with_views
 from torchweft.core.tables import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
@@ -292,6 +292,7 @@ def rows_of_elements(element: Tensor, count: int, of: Numbered = ELEMENTS) -> El
 def _cached_rows(element: Tensor, count: int, of: Numbered) -> ElementRows:
     if not unwatched(element):
         return _sorted_rows(element, count)
+    (element,) = with_views(element)
     if (run := recorded.Current.run) is not None and not is_constant(element):
         return run.value((element,), ("rows", count), lambda: _checked_rows(element, count, of))
     if element.is_cuda and not is_constant(element):
