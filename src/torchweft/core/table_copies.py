@@ -52,6 +52,7 @@ _MARK = "_torchweft_constant"
 class _Copy(NamedTuple):
     table: Tensor
     source: weakref.ref[Tensor]  # drops the copy with the caller's tensor
+    constant: bool  # of a view of a constant, which is not compared
 
 
 _copies: dict[Hashable, _Copy] = {}
@@ -116,17 +117,16 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
             found.append(table)
             continue
         kept = None if watched() or transformed() else _copies.get(_place(table))
-        if kept is None or not (_is_view(table) or _same_on_cpu(table, kept.table)):
+        if kept is None or not (
+            kept.constant or (table.is_cpu and torch.equal(table, kept.table))  # noqa: TID251
+        ):
             return tuple(_found(*tables))
         found.append(kept.table)
     return tuple(found)
 
 
-def with_views(*tables: Tensor) -> list[Tensor]:
+def with_views(run: recorded.Run, *tables: Tensor) -> list[Tensor]:
     """In a run, tables that view a constant as constants of their own; others as they are."""
-    run = recorded.Current.run
-    if run is None:
-        return list(tables)
     return [_of_run(run, t, _place(t)) if _is_view(t) and unwatched(t) else t for t in tables]
 
 
@@ -170,8 +170,7 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     pairs = {
         place: (table, kept.table)
         for place, table in zip(places, tables, strict=True)
-        if table is not None and place is not None and not _is_view(table)
-        if (kept := _copies.get(place))
+        if place is not None and (kept := _copies.get(place)) and not kept.constant
     }
     if not _are_equal([*pairs.values()]):
         for place, pair in pairs.items():
@@ -206,17 +205,12 @@ def place_of(table: Tensor) -> tuple[Tensor, Hashable]:
 def _place(table: Tensor) -> Hashable:
     """The key of a table."""
     owner, place = place_of(table)
-    return id(owner), place, recorded.version(owner) if is_constant(owner) else 0
+    return id(owner), place, recorded.version(owner) if hasattr(owner, _MARK) else 0
 
 
 def _is_view(table: Tensor) -> bool:
     """Whether it views a constant."""
     return table._base is not None and is_constant(table._base)
-
-
-def _same_on_cpu(a: Tensor, b: Tensor) -> bool:
-    """Whether tables are equal; False on a GPU, where the host would wait."""
-    return a.is_cpu and torch.equal(a, b)  # noqa: TID251 - integers
 
 
 def _are_equal(pairs: list[Any]) -> bool:
@@ -239,7 +233,7 @@ def _kept(table: Tensor, place: Hashable) -> Tensor:
         owner = table if table._base is None else table._base
         copies = _copies  # at exit, globals are gone before the last tables
         gone = weakref.ref(owner, lambda _: copies.pop(place, None))
-        found = _copies[place] = _Copy(_private(table), gone)
+        found = _copies[place] = _Copy(_private(table), gone, _is_view(table))
     return found.table
 
 

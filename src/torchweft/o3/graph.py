@@ -239,10 +239,11 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
     _check_edges(src, dst)
     _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
     sizes = (num_nodes, num_sources)
-    src, dst = with_views(src, dst)
-    if (run := recorded.Current.run) is not None and unreadable(src, dst):
-        owners, places = zip(*(place_of(table) for table in (src, dst)), strict=True)
-        return run.value(owners, (places, sizes), lambda: Graph(src, dst, *sizes))
+    if (run := recorded.Current.run) is not None:
+        src, dst = with_views(run, src, dst)
+        if unreadable(src, dst):
+            owners, places = zip(*(place_of(table) for table in (src, dst)), strict=True)
+            return run.value(owners, (places, sizes), lambda: Graph(src, dst, *sizes))
     src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
 

@@ -292,9 +292,10 @@ def rows_of_elements(element: Tensor, count: int, of: Numbered = ELEMENTS) -> El
 def _cached_rows(element: Tensor, count: int, of: Numbered) -> ElementRows:
     if not unwatched(element):
         return _sorted_rows(element, count)
-    (element,) = with_views(element)
-    if (run := recorded.Current.run) is not None and not is_constant(element):
-        return run.value((element,), ("rows", count), lambda: _checked_rows(element, count, of))
+    if (run := recorded.Current.run) is not None:
+        (element,) = with_views(run, element)
+        if not is_constant(element):
+            return run.value((element,), ("rows", count), lambda: _checked_rows(element, count, of))
     if element.is_cuda and not is_constant(element):
         return _checked_rows(element, count, of)
     (kept,) = copies_of((element,))
