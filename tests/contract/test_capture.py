@@ -425,7 +425,7 @@ RANDOM = {
     "dropout": lambda x: nn.functional.dropout(x, 0.5),
     "a mask of its channels": lambda x: nn.functional.feature_alpha_dropout(x[None], 0.5, True)[0],
     "dropped irreps": o3.Dropout("2x0e", 0.5),
-    "uniform noise": lambda x: x + torch.rand_like(x) + torch.rand(x.shape),
+    "uniform noise": lambda x: x + torch.rand_like(x) + torch.rand(x.shape, requires_grad=True),
     "normal noise": lambda x: x + torch.randn_like(x) * torch.randn(len(x), 2, generator=None),
     "dropped rows": lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.5),
 }

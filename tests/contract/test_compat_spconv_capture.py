@@ -12,6 +12,7 @@ from torch import nn
 
 import torchweft
 import torchweft.compat.spconv.pytorch as spconv
+from tests import training_steps as steps
 from tests.conftest import INTERPRETED
 from tests.recorders import captured
 from torchweft import voxels
@@ -91,15 +92,7 @@ def network():
 
 
 def training(net):
-    """A step without its update."""
-
-    def step(tensor, labels):
-        net.zero_grad()
-        loss = nn.functional.cross_entropy(net(tensor).features, labels, ignore_index=-100)
-        loss.backward()
-        return loss
-
-    return step
+    return steps.training(net, lambda tensor: tensor.features)
 
 
 def state(net, loss):

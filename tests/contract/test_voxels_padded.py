@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchweft
+from tests import training_steps as steps
 from tests.conftest import INTERPRETED
 from tests.contract.test_voxels_jobs import reach
 from tests.contract.test_voxels_together import serve
@@ -132,15 +133,7 @@ def test_lengths_that_agree_by_chance():
 
 
 def training(net):
-    """A step without its update."""
-
-    def step(tensor, labels):
-        net.zero_grad()
-        loss = nn.functional.cross_entropy(net(tensor).F, labels, ignore_index=-100)
-        loss.backward()
-        return loss
-
-    return step
+    return steps.training(net, lambda tensor: tensor.F)
 
 
 def state(net, loss):

@@ -110,12 +110,18 @@ MUTANTS = [
     ),
     Mutant(
         "calls that draw random numbers are compared with these",
-        "with Means() if draws else nullcontext():",
+        "with random_numbers_fixed() if draws else nullcontext():",
         "with nullcontext():",
         "tests/contract/test_capture.py -k random_numbers",
     ),
     Mutant(
-        "a comparison with means leaves its step of training",
+        "numbers that require a gradient are filled as a part of a graph",
+        "with torch.no_grad():  # so that a leaf can be filled",
+        "with torch.enable_grad():",
+        "tests/contract/test_capture.py -k random_numbers",
+    ),
+    Mutant(
+        "a comparison with fixed numbers leaves its step of training",
         "                with written.undone(), self._gradients.aside():\n"
         "                    plain = self._run",
         "                with self._gradients.aside():\n                    plain = self._run",

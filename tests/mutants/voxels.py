@@ -534,8 +534,8 @@ MUTANTS = [
     ),
     Mutant(
         "torch's norms on features count padding",
-        "        if func is functional.batch_norm:\n",
-        "        if False:\n",
+        "return Replaced({functional.batch_norm: normalised})",
+        "return Replaced({})",
         f"{PADDED} -k training",
     ),
     Mutant(

@@ -78,9 +78,9 @@ class Gradients:
 
 @contextlib.contextmanager
 def backward_noted() -> Iterator[list[Tensor]]:
-    """Inside, the leaves that this thread calls `backward` for come to stand in a list.
+    """A list, to which calls of `backward` inside add the leaves whose gradients they fill.
 
-    Results that were detached do not tell them.
+    Calls of other threads do not.  Results that were detached do not tell these leaves.
     """
     plain: Any = torch.autograd.backward
     thread, found = threading.get_ident(), list[Tensor]()

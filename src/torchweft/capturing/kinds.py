@@ -22,7 +22,7 @@ from torchweft.capturing.gradients import Gradients, backward_noted, leaves_of
 from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
 from torchweft.capturing.leaves import flatten, unflatten
-from torchweft.capturing.random_numbers import Means, generator_states
+from torchweft.capturing.random_numbers import generator_states, random_numbers_fixed
 from torchweft.core.recorded import Run
 from torchweft.errors import CaptureError
 
@@ -101,7 +101,7 @@ class Kind:
         with Written() as written:
             found = plain = self._run(_copies(leaves))
         draws = before != generator_states(device)
-        with Means() if draws else nullcontext():
+        with random_numbers_fixed() if draws else nullcontext():
             if draws:
                 with written.undone(), self._gradients.aside():
                     plain = self._run(_copies(leaves))

@@ -1,20 +1,21 @@
 """Random numbers in a function whose results with padding are compared with those without.
 
 Padding draws numbers too, so that a mask of dropout, say, differs.  A function that draws is
-therefore compared in calls where each random number is the mean of its distribution.
+therefore compared in calls whose random numbers are fixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-__all__ = ["Means", "generator_states"]
+from torchweft.core.replaced import Replaced
+
+__all__ = ["generator_states", "random_numbers_fixed"]
 
 
 def generator_states(device: torch.device) -> list[bytes]:
@@ -25,40 +26,35 @@ def generator_states(device: torch.device) -> list[bytes]:
     return [state.numpy().tobytes() for state in states]
 
 
-class Means(TorchFunctionMode):
-    """While it is active, random numbers are means, and dropout returns its argument."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of a function of torch."""
-        given = {name: value for name, value in (kwargs or {}).items() if name != "generator"}
-        if func in _DROPOUTS:
-            return args[0] if args else given["input"]
-        if func in _DRAWN:
-            made, number = _DRAWN[func]
-            return made(*args, **given).fill_(number)
-        if func is Tensor.bernoulli_:
-            return args[0].fill_(1)
-        return func(*args, **(kwargs or {}))
+def random_numbers_fixed() -> Replaced:
+    """Inside, dropout returns its argument, rand is ½, randn 0 and bernoulli_ 1."""
+    return Replaced(_FIXED)
 
 
-_DROPOUTS = {
-    functional.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.alpha_dropout,
-    functional.feature_alpha_dropout,
-}
+def _kept(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    return input
 
-_DRAWN: dict[Callable[..., Any], tuple[Callable[..., Tensor], float]] = {
-    torch.rand: (torch.empty, 0.5),
-    torch.rand_like: (torch.empty_like, 0.5),
-    torch.randn: (torch.empty, 0.0),
-    torch.randn_like: (torch.empty_like, 0.0),
+
+def _filled(make: Callable[..., Tensor], number: float) -> Callable[..., Tensor]:
+    """A function of the arguments of `make`, and of a generator."""
+
+    def filled(*args: Any, generator: Any = None, **options: Any) -> Tensor:
+        with torch.no_grad():  # so that a leaf can be filled
+            return make(*args, **options).fill_(number)
+
+    return filled
+
+
+_FIXED: dict[Callable[..., Any], Callable[..., Any]] = {
+    functional.dropout: _kept,
+    functional.dropout1d: _kept,
+    functional.dropout2d: _kept,
+    functional.dropout3d: _kept,
+    functional.alpha_dropout: _kept,
+    functional.feature_alpha_dropout: _kept,
+    torch.rand: _filled(torch.empty, 0.5),
+    torch.rand_like: _filled(torch.empty_like, 0.5),
+    torch.randn: _filled(torch.empty, 0.0),
+    torch.randn_like: _filled(torch.empty_like, 0.0),
+    Tensor.bernoulli_: lambda tensor, *_, **__: tensor.fill_(1),
 }

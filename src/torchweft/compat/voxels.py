@@ -69,8 +69,7 @@ class _RowsWithPadding(Tensor):
                 "padding would count as voxels. Layers, batch norms and what acts on each row of "
                 "features can be recorded so; compute what needs indices outside of the function."
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 _WITHOUT_VALUES = {

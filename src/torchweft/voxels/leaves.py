@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.recorded import Current, mark_fixed, varying
+from torchweft.core.recorded import mark_fixed, varying
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import KeepsVoxels, SparseTensor, sparse_of
-from torchweft.voxels.norms.unpadded import UnpaddedNorms
+from torchweft.voxels.norms.unpadded import unpadded_norms
 
 __all__ = ["padded_sizes"]
 
@@ -222,8 +222,8 @@ def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:
         spec = structure.levels[i].maps[n]
         sides = levels[i], levels[spec.outputs]
         maps.by_name[name] = KernelMap(*tables[i][n], *sides, spec.shape)
-    if levels and Current.run is not None and (run := varying(levels[0].stored_rows)) is not None:
-        run.until_end(UnpaddedNorms(levels))
+    if (run := varying(levels[0].stored_rows)) is not None:
+        run.until_end(unpadded_norms(levels))
     result = SparseTensor.__new__(SparseTensor)
     result.feats, result.coordinates, result.maps = feats, levels[0], maps
     return result

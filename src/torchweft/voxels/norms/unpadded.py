@@ -1,23 +1,24 @@
 """torch's batch norm on features whose last rows are padding, in a record with room.
 
 Networks that were written for spconv call torch.nn.BatchNorm1d on features, which do not know their
-voxels.  The levels of a record have different numbers of rows: these tell whose padding it is.
+voxels.  The levels of a record have different numbers of rows: these tell whose padding it is.  (In
+a call without padding levels may have equal numbers, and all rows are real.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from torchweft.core.replaced import Replaced
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.norms.functions import batch_norm
 
-__all__ = ["UnpaddedNorms"]
+__all__ = ["unpadded_norms"]
 
 
 class _Norm(NamedTuple):
@@ -34,31 +35,15 @@ class _Norm(NamedTuple):
     track_running_stats: bool = True
 
 
-class UnpaddedNorms(TorchFunctionMode):
-    """While it is active, torch's batch norms take statistics of the voxels without padding.
+def unpadded_norms(levels: Iterable[Coordinates]) -> Replaced:
+    """Inside, torch's batch norms take statistics of the voxels without padding.
 
     Args:
         levels: the voxels of a tensor, and those that its maps lead to.
     """
+    by_rows = {len(level): level for level in levels}
 
-    def __init__(self, levels: Iterable[Coordinates]) -> None:
-        super().__init__()
-        self._levels = {len(level): level for level in levels}
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of a function of torch."""
-        if func is functional.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _batch_norm(
-        self,
+    def normalised(
         input: Tensor,
         running_mean: Tensor | None,
         running_var: Tensor | None,
@@ -68,10 +53,12 @@ class UnpaddedNorms(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        level = self._levels.get(input.shape[0]) if training and input.dim() == 2 else None
+        level = by_rows.get(input.shape[0]) if training and input.dim() == 2 else None
         if level is None:
             state = running_mean, running_var, weight, bias
             return functional.batch_norm(input, *state, training, momentum, eps)
         counted = input.new_zeros((), dtype=torch.int64)
         norm = _Norm(weight, bias, running_mean, running_var, counted, momentum, eps)
         return batch_norm(norm, input, valid=level.num_unpadded)
+
+    return Replaced({functional.batch_norm: normalised})
