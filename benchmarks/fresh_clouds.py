@@ -108,22 +108,20 @@ def main() -> None:
     labels = torch.randint(0, CLASSES, (len(coords),)).cuda()
     given = Given(feats, coords, tuple(shape), labels)
     peers = [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
-    networks = {
-        name: measured(network, given, peers)
-        for name, network in NETWORKS.items()
-        if options.network in name
-    }
     versions = {name: importlib.import_module(PEERS[name]).__version__ for name in peers}
+    networks: dict[str, Any] = {}
     found = {"cloud": options.cloud, "voxels": len(coords), "peers": versions}
     found |= {"networks": networks} | asdict(machine(torch.device("cuda")))
-    text = json.dumps(found, indent=1) + "\n"
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text)
+    for name, network in NETWORKS.items():
+        if options.network in name:
+            print(name, flush=True)
+            networks[name] = measured(network, given, peers)
+            if options.out is not None:
+                options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def measured(network: Network, given: Given, peers: list[str]) -> dict[str, Any]:
-    """What a network's entry says."""
+    """What a network's entry says; times are printed too."""
     torch.manual_seed(0)
     given = given._replace(feats=given.feats.half()) if network.half else given
     clouds = [given.without(count) for count in LEFT_OUT]
@@ -150,6 +148,7 @@ def measured(network: Network, given: Given, peers: list[str]) -> dict[str, Any]
             peer: milliseconds(on_fresh(subject, program(subject.network), clouds))
             for peer, subject in theirs.items()
         }
+        print(name, found["ms"][name], flush=True)
     return found
 
 

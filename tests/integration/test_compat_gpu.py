@@ -8,6 +8,7 @@ import torch
 
 from tests import minkowskis, spconvs
 from tests.clients.agreement import assert_agree
+from tests.host_waits import waiting_raises
 from torchweft.compat import MinkowskiEngine as ME  # noqa: N817 - its users' own habit
 from torchweft.compat.spconv import pytorch as spconv
 from torchweft.compat.torchsparse import SparseTensor, backbones
@@ -33,11 +34,8 @@ def test_the_host_does_not_wait_once_maps_are_kept(mode, build):
     net = net.cuda()
     with mode():
         net(x)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_raises():
             net(x)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
@@ -47,11 +45,8 @@ def test_no_wait_in_networks_of_minkowski_engine(build, mode):
     x = minkowskis.sample(ME, dtype=torch.float32, device="cuda")
     with mode():
         net(x)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_raises():
             net(x)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(

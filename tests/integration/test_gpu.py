@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from tests.cases import products, suites
+from tests.host_waits import waiting_raises
 from torchweft import constant
 from torchweft.products import indexed_mul
 from torchweft.testing.contract import assert_same_bits, evaluate, pose
@@ -30,7 +31,6 @@ def test_graph_replay(case):
 
 
 @FIRST_PRODUCT
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("case", DOORS, ids=lambda case: case.name)
 def test_no_synchronisation_once_a_plan_exists(case):
     """Of values and gradients, with constants: the host waits where other tables are compared."""
@@ -38,11 +38,8 @@ def test_no_synchronisation_once_a_plan_exists(case):
     tables = tree_map_only(torch.Tensor, constant, problem.tables)
     problem = problem._replace(tables=tables)
     evaluate(case.call, problem, order=1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         evaluate(case.call, problem, order=1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_thread_that_has_called_nothing_of_cuda():

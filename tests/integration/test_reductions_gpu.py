@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from tests.host_waits import waiting_raises
 from torchweft import constant
 from torchweft.products import knn_graph, radius_graph
 from torchweft.reductions import Genred, Vi, Vj
@@ -51,7 +52,6 @@ def test_a_side_stream(reduction, sizes, masked):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_no_synchronisation_once_a_call_is_settled(sizes, masked):
@@ -64,11 +64,8 @@ def test_no_synchronisation_once_a_call_is_settled(sizes, masked):
         NEAREST(*given, ranges=ranges)
 
     call()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.host_waits import waiting_raises
 from torchweft import voxels
 from torchweft.errors import IndexRangeError
 from torchweft.testing.bounds import assert_as_accurate, plain_error
@@ -112,17 +113,13 @@ def test_a_whole_inference_in_a_graph(dtype):
         assert_same_bits(captured, run(), "replayed")
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_training_step_does_not_wait_for_the_gpu():
     """Nothing is read back once the maps are there."""
     model = network()
     tensor = cloud(20000, 1)
     model(tensor).feats.square().mean().backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         model(tensor).feats.square().mean().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def tables_of(tensor, network):
@@ -190,7 +187,6 @@ def waits(monkeypatch):
     return found
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("build", [network, floor_network])
 def test_a_fresh_cloud_waits_once_for_all_levels(waits, build):
     """And for what was assumed of its rows; torch itself never waits."""
@@ -200,15 +196,11 @@ def test_a_fresh_cloud_waits_once_for_all_levels(waits, build):
         for tensor in clouds[:2]:
             model(tensor)
         del waits[:]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_raises():
             model(clouds[2])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 2
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_fresh_training_step_waits_once_more_for_all_pairs(waits):
     """In the forward pass; the backward pass never waits."""
     model = network()
@@ -216,13 +208,10 @@ def test_a_fresh_training_step_waits_once_more_for_all_pairs(waits):
     for tensor in clouds[:2]:
         model(tensor).feats.square().mean().backward()
     del waits[:]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         loss = model(clouds[2]).feats.square().mean()
         assert len(waits) == 3
         loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 3
 
 
