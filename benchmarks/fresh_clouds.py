@@ -13,7 +13,8 @@ inference also the kernels on the GPU, and how often the host waits for what ker
 memory, or where torch waits; of each peer the largest difference of its scores, over the largest
 score.
 
-SpUNet is written in spconv's layers, which `torchweft.compat` stands in for.
+spconv-triton tunes its kernels at the first calls, some ten minutes a network: `--peers spconv` is
+without it.  SpUNet is written in spconv's layers, which `torchweft.compat` stands in for.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cloud", default="lidar05", choices=CLOUDS)
     parser.add_argument("--network", default="", help="only networks with this in their name")
+    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=PEERS)
     parser.add_argument("--out", type=Path, help="a file for what is found")
     options = parser.parse_args()
     voxels, shape = CLOUDS[options.cloud]()
@@ -107,7 +109,7 @@ def main() -> None:
     feats = torch.randn(len(coords), FEATURES).cuda()
     labels = torch.randint(0, CLASSES, (len(coords),)).cuda()
     given = Given(feats, coords, tuple(shape), labels)
-    peers = [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
+    peers = [name for name in options.peers if importlib.util.find_spec(PEERS[name])]
     versions = {name: importlib.import_module(PEERS[name]).__version__ for name in peers}
     networks: dict[str, Any] = {}
     found = {"cloud": options.cloud, "voxels": len(coords), "peers": versions}
@@ -195,11 +197,11 @@ def difference(ours: Subject, other: Subject, given: Given) -> float:
     return ((a - b).abs().max() / a.abs().max()).item()
 
 
-def inference(network: nn.Module, autocast: bool = False) -> Call:
+def inference(network: nn.Module) -> Call:
     """The scores of a cloud's voxels."""
 
     def call(tensor: Any, labels: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast("cuda", torch.float16, autocast):
+        with torch.no_grad():
             return features(network(tensor))
 
     return call
@@ -255,16 +257,22 @@ def converted_minkunet(ours: nn.Module, package: str) -> Subject:
     return Subject(converted(package, ours), clouds_of(package))
 
 
-def own_spunet() -> Subject:
+def own_spunet(half: bool) -> Subject:
     """SpUNet in our stand-in for spconv."""
-    return Subject(spunet(STAND_IN, FEATURES, CLASSES).cuda(), clouds_of(STAND_IN))
+    return Subject(made_spunet(STAND_IN, half), clouds_of(STAND_IN))
 
 
 def foreign_spunet(ours: nn.Module, package: str) -> Subject:
     """The same in a package's layers."""
-    network = spunet(package, FEATURES, CLASSES).cuda()
+    network = made_spunet(package, half=next(ours.parameters()).dtype == torch.float16)
     network.load_state_dict(ours.state_dict())
     return Subject(network, clouds_of(package))
+
+
+def made_spunet(package: str, half: bool) -> nn.Module:
+    """SpUNet in a package's layers, in half precision but for its norms, or in float32."""
+    network = spunet(package, FEATURES, CLASSES)
+    return lowered(network, torch.float16 if half else torch.float32).cuda()
 
 
 def clouds_of(package: str) -> Callable[[Given], Any]:
@@ -273,10 +281,7 @@ def clouds_of(package: str) -> Callable[[Given], Any]:
     return lambda given: made(given.feats, given.coords.clone(), list(given.shape), 1)
 
 
-AUTOCAST = {
-    "forward": functools.partial(inference, autocast=True),
-    "training step": training,
-}
+# spconv's layers follow autocast in training alone
 NETWORKS = {
     "MinkUNet42 in half precision": Network(
         True,
@@ -285,9 +290,14 @@ NETWORKS = {
         {"forward": inference, "forward+backward": gradients},
     ),
     "MinkUNet42 under autocast": Network(
-        False, functools.partial(minkunet, False), converted_minkunet, AUTOCAST
+        False, functools.partial(minkunet, False), converted_minkunet, {"training step": training}
     ),
-    "SpUNet under autocast": Network(False, own_spunet, foreign_spunet, AUTOCAST),
+    "SpUNet in half precision": Network(
+        True, functools.partial(own_spunet, True), foreign_spunet, {"forward": inference}
+    ),
+    "SpUNet under autocast": Network(
+        False, functools.partial(own_spunet, False), foreign_spunet, {"training step": training}
+    ),
 }
 
 

@@ -212,7 +212,7 @@ def lowered(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A network in half precision, or another, whose norms stay in float32."""
     model.to(dtype)
     for module in model.modules():
-        if isinstance(module, SparseBatchNorm):
+        if isinstance(module, (SparseBatchNorm, nn.BatchNorm1d)):
             module.float()
             module.momentum = 1.0  # running statistics are those of the last pass
     return model

@@ -121,6 +121,12 @@ MUTANTS = [
         "tests/contract/test_capture.py -k random_numbers",
     ),
     Mutant(
+        "a sum that cancels is held to the rounding of one number",
+        "rounded = (64 + longest) * max",
+        "rounded = 64 * max",
+        "tests/contract/test_capture.py -k noise",
+    ),
+    Mutant(
         "a comparison with fixed numbers leaves its step of training",
         "                with written.undone(), self._gradients.aside():\n"
         "                    plain = self._run",

@@ -62,8 +62,9 @@ def check_agreement(
 ) -> None:
     """Raise CaptureError unless results with padding are those without, up to rounding.
 
-    They agree to half of the digits: |padded − plain| ≤ √u·max|plain| + 64 u·max|any real number of
-    the call|, u the unit round-off; other numbers than real ones are equal.
+    They agree to half of the digits: |padded − plain| ≤ √u·max|plain| + (64 + n) u·max|any real
+    number of the call|, u the unit round-off and n the longest dimension of an argument, since what
+    n numbers sum to may cancel after it was rounded; other numbers than real ones are equal.
     """
     pairs = list(zip(padded, plain, strict=True))
     if not any(isinstance(b, Tensor) for _, b in pairs):
@@ -71,9 +72,10 @@ def check_agreement(
             "the function returns no tensor, so nothing shows that padding is in no result. Return "
             "one, e.g. the loss, or leave out sizes."
         )
-    largest = max(_magnitude(t) for t in (*plain, *arguments))
+    longest = max((max(t.shape, default=0) for t in _tensors(arguments)), default=0)
+    rounded = (64 + longest) * max(_magnitude(t) for t in (*plain, *arguments))
     for i, (a, b) in enumerate(pairs):
-        if isinstance(b, Tensor) and not _agree(a, b, largest):
+        if isinstance(b, Tensor) and not _agree(a, b, rounded):
             raise CaptureError(
                 f"result {i} differs with padding: {_shown(a)} where it is {_shown(b)} without. "
                 f"Padding (room for {rooms}) must be in no result. Leave it out of sums and means, "
@@ -83,11 +85,11 @@ def check_agreement(
             )
 
 
-def _agree(padded: Tensor, plain: Tensor, largest: float) -> bool:
+def _agree(padded: Tensor, plain: Tensor, rounded: float) -> bool:
     if not plain.is_floating_point() and not plain.is_complex():
         return bool((padded == plain).all())
     u = torch.finfo(plain.dtype).eps
-    bound = u**0.5 * _magnitude(plain) + 64 * u * largest
+    bound = u**0.5 * _magnitude(plain) + u * rounded
     off = (padded - plain).abs()
     return bool(((off <= bound) | (padded == plain) | (padded.isnan() & plain.isnan())).all())
 

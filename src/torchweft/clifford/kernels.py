@@ -21,6 +21,7 @@ __all__ = [
     "map_weights_kernel",
     "maps_kernel",
     "meet_kernel",
+    "prepare_maps_kernel",
     "rows_kernel",
     "sum_kernel",
     "sum_partials_kernel",
@@ -179,20 +180,53 @@ def sum_partials_kernel(
     tl.store(z_ptr + c, z, mask=c < columns)
 
 
+@triton.jit
+def _rounded(x):
+    """The nearest number of 11 bits, which TF32 holds."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def prepare_maps_kernel(
+    w_ptr, t_ptr, columns_ptr, F, G, MAPS: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """t[map, g, f] = W[map, f, g], or W[map, g, f] with TURNED: the matrices of `maps_kernel`.
+
+    With two parts, t[0] has the nearest numbers of TF32 and t[1] what is left.  columns: for each
+    column of W, over all its parts, the place of its first number and the distance to the next; see
+    `matrices/mixed.py`.
+    """
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = e < MAPS * F * G
+    of_map, g, f = e // F // G, e // F % G, e % F
+    line, at = (of_map * G + g, f) if TURNED else (of_map * F + f, g)
+    column = tl.load(columns_ptr + 2 * at, mask=live, other=0)
+    stride = tl.load(columns_ptr + 2 * at + 1, mask=live, other=0)
+    w = tl.load(w_ptr + column + line * stride, mask=live, other=0.0)
+    if PARTS == 2:
+        high = _rounded(w)
+        tl.store(t_ptr + e, high, mask=live)
+        tl.store(t_ptr + MAPS * F * G + e, w - high, mask=live)
+    else:
+        tl.store(t_ptr + e, w, mask=live)
+
+
 @triton.jit(do_not_specialize=["R"])
 def maps_kernel(
-    x_ptr, w_ptr, first_ptr, z_ptr, terms_ptr, starts_ptr, columns_ptr, R, F, G,
+    x_ptr, w_ptr, first_ptr, z_ptr, terms_ptr, starts_ptr, R, F, G,
     stride_xb, stride_xr, stride_xf, stride_fr,
-    BLADES: tl.constexpr, ENDS: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    MAPS: tl.constexpr, BLADES: tl.constexpr, ENDS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """z_j[g] = Σ_t sign_t · Σ_f x_(i of t)[f] · W[map of t, f, g] over the terms t of blade j.
+    """z_j[g] = Σ_t sign_t · Σ_f x_(i of t)[f] · w[map of t, g, f] over the terms t of blade j.
 
-    x: (BLADES, R, F), z: contiguous (BLADES, R, G).  With TURNED, W[map, g, f].  At the ends, the
-    scalar and with ENDS = 2 the last blade, first[r, ENDS · g + end] is added, unless it is None.
-    A program computes some rows and features of one blade; the matrices come from the cache.
-    columns: for each column of W, over all its parts, the place of its first number and the
-    distance to the next; see `matrices/mixed.py`.
+    x: (BLADES, R, F), z: contiguous (BLADES, R, G).  At the ends, the scalar and with ENDS = 2 the
+    last blade, first[r, ENDS · g + end] is added, unless it is None.  A program computes some rows
+    and features of one blade; the matrices come from the cache, see `prepare_maps_kernel`.
+
+    With "tf32x3" each factor has two parts, and the products of three pairs of parts are as exact
+    as float32; the tensor core, which cuts sums off, starts anew for each tile of f.
     """
     across = tl.cdiv(G, BLOCK_G)
     blade = tl.program_id(0) // across % BLADES
@@ -203,23 +237,23 @@ def maps_kernel(
     for t in range(tl.load(starts_ptr + blade), tl.load(starts_ptr + blade + 1)):
         source = tl.load(terms_ptr + 3 * t).to(tl.int64)
         of_map = tl.load(terms_ptr + 3 * t + 1)
-        sign = tl.load(terms_ptr + 3 * t + 2)
+        sign = tl.load(terms_ptr + 3 * t + 2).to(tl.float32)
         for start in range(0, F, BLOCK_F):
             f = start + tl.arange(0, BLOCK_F)
             place = source * stride_xb + row * stride_xr + f.to(tl.int64)[None, :] * stride_xf
             x = tl.load(x_ptr + place, mask=(r < R)[:, None] & (f < F)[None, :], other=0.0)
-            inside = (f < F)[:, None] & (g < G)[None, :]
-            if TURNED:  # columns run along f
-                column = tl.load(columns_ptr + 2 * f, mask=f < F, other=0)[:, None]
-                stride = tl.load(columns_ptr + 2 * f + 1, mask=f < F, other=0)[:, None]
-                at = column + (of_map * G + g)[None, :] * stride
+            at = w_ptr + (of_map * G + g)[:, None] * F + f[None, :]
+            inside = (g < G)[:, None] & (f < F)[None, :]
+            w = tl.load(at, mask=inside, other=0.0).T
+            if PRECISION == "tf32x3":
+                low = tl.load(at + MAPS * G * F, mask=inside, other=0.0).T
+                high = _rounded(x)
+                part = tl.dot(x - high, w, input_precision="tf32")
+                part = tl.dot(high, low, part, input_precision="tf32")
+                part = tl.dot(high, w, part, input_precision="tf32")
             else:
-                column = tl.load(columns_ptr + 2 * g, mask=g < G, other=0)[None, :]
-                stride = tl.load(columns_ptr + 2 * g + 1, mask=g < G, other=0)[None, :]
-                at = column + (of_map * F + f)[:, None] * stride
-            w = tl.load(w_ptr + at, mask=inside, other=0.0)
-            signed = (w * sign).to(x.dtype)
-            acc = tl.dot(x, signed, acc, input_precision=PRECISION)
+                part = tl.dot(x, w, input_precision=PRECISION)
+            acc += part * sign
     mask = (r < R)[:, None] & (g < G)[None, :]
     if first_ptr is not None:
         at_end = (blade == 0) | ((ENDS == 2) & (blade == BLADES - 1))
@@ -239,7 +273,7 @@ def map_weights_kernel(
     """part[p, m, f, g] = Σ_t sign_t · Σ_r x_(i of t)[r, f] · y_(j of t)[r, g], terms t of map m.
 
     A program sums some rows, part p, for some features of one map; `sum_partials_kernel` adds the
-    parts.  The numbers of a part lie as those of W of `maps_kernel`.  After them come sums over
+    parts.  The numbers of a part lie as those of W of `prepare_maps_kernel`.  After them come sums over
     the rows of sums (R, numbers − before), unless it is None, by programs of their own.
     """
     across, down = tl.cdiv(G, BLOCK_G), tl.cdiv(F, BLOCK_F)

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from torchweft.core.gpu.launcher import Tile
+from torchweft.core.gpu.launcher import Tile, has_tf32
 
 __all__ = [
     "LEAST_DOT",
@@ -135,20 +135,13 @@ def has_wgmma(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-@functools.cache
-def _has_tf32(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True  # the interpreter
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def precision(dtype: torch.dtype, device: torch.device, inner: int, tf32: bool) -> str:
     """How dots form products of this dtype, `inner` or more of them summed.
 
     Three TF32 products keep 2⁻²¹ of each term, within the error bound where many are summed; six
     in bf16 keep 2⁻²⁴.
     """
-    if dtype != torch.float32 or not _has_tf32(device):
+    if dtype != torch.float32 or not has_tf32(device):
         return "ieee"
     if tf32:
         return "tf32"

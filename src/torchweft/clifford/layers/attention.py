@@ -6,7 +6,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -171,8 +171,9 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
 
 def _with_scalars(features: Tensor, scalars: Tensor) -> Tensor:
     """(C, batch…, heads, items, F) and (batch…, heads, items, S) in rows of C F + S numbers."""
-    shape = features.shape[1:-1]  # of no scalars, heads are one
-    return torch.cat([*features.unbind(0), scalars.to(features.dtype).expand(*shape, -1)], -1)
+    rows = features.movedim(0, -2).flatten(-2)  # one copy: torch joins many strided parts slowly
+    own = scalars.to(rows.dtype).expand(*rows.shape[:-1], -1)  # of no scalars, heads are one
+    return torch.cat([rows, own], -1)
 
 
 def _of_heads(
@@ -406,13 +407,18 @@ class _Attention(nn.Module):
     def _mapped(self, *given: Pair) -> list[Pair]:
         """What queries, keys and values are made of: maps of one input are computed together."""
         maps = self.q_linear, self.k_linear, self.v_linear
-        found: dict[tuple[int, int], Iterator[Pair]] = {}
-        keys = [(id(x), id(scalars)) for x, scalars in given]
-        for key, pair in zip(keys, given, strict=True):
-            if key not in found:
-                of_pair = [m for m, other in zip(maps, keys, strict=True) if other == key]
-                found[key] = iter(joined(of_pair, *pair))
-        return [next(found[key]) for key in keys]
+        of_inputs: list[tuple[Pair, list[int]]] = []
+        for i, pair in enumerate(given):
+            for other, places in of_inputs:
+                if pair[0] is other[0] and pair[1] is other[1]:
+                    places.append(i)
+                    break
+            else:
+                of_inputs.append((pair, [i]))
+        found: dict[int, Pair] = {}
+        for pair, places in of_inputs:
+            found |= zip(places, joined([maps[i] for i in places], *pair), strict=True)
+        return [found[i] for i in range(len(given))]
 
     def _heads(self, x: Tensor, scalars: Tensor) -> Pair:
         """(…, items, hidden · heads) to (…, heads, items, hidden), or 1 head where it is shared."""

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from torchweft.clifford import kernels
 from torchweft.clifford.matrices.launch import launched
-from torchweft.core.gpu.launcher import Launcher, Tile
+from torchweft.core.gpu.launcher import Launcher, Tile, has_tf32
 from torchweft.core.printing.modules import written
 
 __all__ = ["map_weights", "maps", "maps_tile", "weights_tile"]
 
 ROWS_PER_TILE, FEATURES_PER_TILE = 64, 32
 LEAST_FEATURES = 16
-"""Of a product in Triton; it sums so many at a time: more need more registers than a thread has."""
+"""Of a product in Triton; without tensor cores more at a time need more registers than there are."""
+PREPARED = Tile((256,), 4, 1)
 PROGRAMS_PER_GPU, LEAST_ROWS = 1024, 128
 """About how many programs fill a GPU, and the rows that are worth one."""
 
@@ -31,17 +32,23 @@ def maps(
     ends: int,
     turned: bool,
 ) -> None:
-    """z = the maps of x by the matrices in weight, see `maps_kernel`; first: (rows, ends · G).
+    """z = the maps of x by the matrices in weight, by `maps_kernel`; first: (rows, ends · G).
 
     tables: terms (source, map, sign) by target, where each target's begin, columns of weight.
     """
     (blades, rows, features), out = x.shape, z.shape[-1]
-    stride = 0 if first is None else first.stride(0)
-    numbers = (rows, features, out, *x.stride(), stride)
-    tile = maps_tile(out)
+    *terms, columns = tables
+    precision = _precision(x)
+    parts, count = 1 + (precision == "tf32x3"), weight.numel() // (features * out)
+    matrices = weight.new_empty((parts, count, out, features))
+    programs = -(-weight.numel() // PREPARED.blocks[0])
+    variant: tuple[Any, ...] = ("prepare_maps_kernel", PREPARED, programs, count, turned, parts)
+    launched(_launcher, variant, (features, out), [weight, matrices, columns])
+    numbers = (rows, features, out, *x.stride(), 0 if first is None else first.stride(0))
+    tile = maps_tile(features, out, precision)
     programs = blades * -(-rows // tile.blocks[0]) * -(-out // tile.blocks[2])
-    variant = ("maps_kernel", tile, programs, blades, ends, turned, _precision(x))
-    launched(_launcher, variant, numbers, [x, weight, first, z, *tables])
+    variant = ("maps_kernel", tile, programs, count, blades, ends, precision)
+    launched(_launcher, variant, numbers, [x, matrices, first, z, *terms], matrices.nbytes)
 
 
 def map_weights(
@@ -57,6 +64,7 @@ def map_weights(
     tables: terms (source, target, sign) by map, where each map's begin, columns of the matrices.
     """
     (_, rows, features), out = x.shape, y.shape[-1]
+    precision = "tf32" if _precision(x) == "tf32" else "ieee"  # tf32x3 takes as long
     tile = weights_tile(features, out)
     columns = 0 if sums is None else sums.shape[1]
     tiles = maps * -(-features // tile.blocks[1]) * -(-out // tile.blocks[2])
@@ -67,14 +75,16 @@ def map_weights(
     places = total.numel(), total.numel() - columns
     stride = 0 if sums is None else sums.stride(0)
     numbers = (rows, features, out, *places, *x.stride(), *y.stride(), stride)
-    variant = ("map_weights_kernel", tile, tiles * parts, maps, parts, _precision(x))
+    variant = ("map_weights_kernel", tile, tiles * parts, maps, parts, precision)
     launched(_launcher, variant, numbers, [x, y, sums, partials, *tables], partials.nbytes)
     launched(_sum_launcher, (), (parts, total.numel()), [partials, total])
 
 
-def maps_tile(out: int) -> Tile:
+def maps_tile(features: int, out: int, precision: str) -> Tile:
     """Rows, features that are summed at a time, features that come out."""
-    return Tile((ROWS_PER_TILE, LEAST_FEATURES, _block(out)), 4, 2)
+    if precision == "ieee":
+        return Tile((ROWS_PER_TILE, LEAST_FEATURES, _block(out)), 4, 2)
+    return Tile((ROWS_PER_TILE, _block(features), _block(out, 2 * FEATURES_PER_TILE)), 4, 2)
 
 
 def weights_tile(features: int, out: int) -> Tile:
@@ -82,14 +92,18 @@ def weights_tile(features: int, out: int) -> Tile:
     return Tile((ROWS_PER_TILE, _block(features), _block(out)), 4, 2)
 
 
-def _block(features: int) -> int:
-    return max(LEAST_FEATURES, min(FEATURES_PER_TILE, 1 << (features - 1).bit_length()))
+def _block(features: int, most: int = FEATURES_PER_TILE) -> int:
+    return max(LEAST_FEATURES, min(most, 1 << (features - 1).bit_length()))
 
 
 def _precision(x: Tensor) -> str:
-    """Of the products of float32 numbers, as torch's setting says."""
-    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return "tf32" if tf32 else "ieee"
+    """Of the products of float32 numbers: on tensor cores as exact as float32, or as torch allows.
+
+    "ieee" where there are no such cores, and in 16 bits, where it says nothing.
+    """
+    if x.dtype != torch.float32 or not has_tf32(x.device):
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def _launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:

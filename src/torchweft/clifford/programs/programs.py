@@ -225,6 +225,17 @@ def _layer_norm(name: str, algebra: Algebra, eps: str, gains: str = "") -> Progr
     return Program(name, (x, w) if gains else (x,), _result(algebra, z))
 
 
+def _scalar_norm(name: str, algebra: Algebra, eps: str, gains: str = "") -> Program:
+    """z = (x − m) / √(mean of (x − m)² + eps) over the features, m the mean of x, times w."""
+    x, w = Operand("x", 1, ROWS), Operand("w", 1, FEATURES)
+    each = apply("reciprocal", count("feature"))
+    centred = x.leaves()[0] - each * total(x.leaves()[0], FEATURES)
+    variance = each * total(centred * centred, FEATURES)
+    z = apply("rsqrt", variance + const(float.fromhex(eps))) * centred
+    operands = (x, w) if gains else (x,)
+    return Program(name, operands, _result(algebra, (w.leaves()[0] * z if gains else z,)))
+
+
 def _gelu_tanh(name: str, algebra: Algebra) -> Program:
     """z = x times GELU of x₀ by its tanh formula, ½ t (1 + tanh u) = t σ(2u)."""
     x = Operand("x", algebra.num_blades, ROWS)
@@ -387,6 +398,7 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "bilinear": _bilinear,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
+    "scalar_norm": _scalar_norm,
     "attention": _attention,
     "magnitude": _magnitude,
     "turned": _turned,

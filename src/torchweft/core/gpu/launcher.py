@@ -36,6 +36,7 @@ __all__ = [
     "Tile",
     "compile_together",
     "current_device",
+    "has_tf32",
     "launch_all",
     "processors",
 ]
@@ -366,6 +367,14 @@ def processors(device: torch.device) -> int:
     if interpreted():
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def has_tf32(device: torch.device) -> bool:
+    """Whether tensor cores multiply TF32; the interpreter takes such products for exact."""
+    if interpreted():
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
