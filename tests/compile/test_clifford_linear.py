@@ -72,18 +72,28 @@ def meet() -> Build:
     return Build(kernels.meet_kernel, types, constants, options, (), False, False)
 
 
-def maps(dtype: str, turned: bool, precision: str = "ieee") -> Build:
-    """The maps of multivectors of 16 features, or their gradient."""
-    tile = mixed_launch.maps_tile(32)
+def prepare() -> Build:
+    """The matrices of maps from 16 features to 32, in two parts."""
+    tile = mixed_launch.PREPARED
+    types = {"w_ptr": "*fp32", "t_ptr": "*fp32", "columns_ptr": "*i32", "F": "i32", "G": "i32"}
+    constants: dict[str, Any] = {"MAPS": 9, "TURNED": False, "PARTS": 2, "BLOCK": tile.blocks[0]}
+    options = {"num_warps": tile.num_warps}
+    return Build(kernels.prepare_maps_kernel, types, constants, options, ("F", "G"))
+
+
+def maps(dtype: str, precision: str = "ieee", spills: int = 0) -> Build:
+    """The maps of multivectors of 32 features to 64."""
+    tile = mixed_launch.maps_tile(32, 64, precision)
     types = dict.fromkeys(("x_ptr", "w_ptr", "first_ptr", "z_ptr"), f"*{dtype}")
-    types |= dict.fromkeys(("terms_ptr", "starts_ptr", "columns_ptr"), "*i32")
+    types |= dict.fromkeys(("terms_ptr", "starts_ptr"), "*i32")
     aligned = ("F", "G", "stride_xb", "stride_xr", "stride_fr")
     types |= dict.fromkeys(("R", *aligned), "i32")
-    constants: dict[str, Any] = {"stride_xf": 1, "BLADES": 16, "ENDS": 2, "TURNED": turned}
+    constants: dict[str, Any] = {"stride_xf": 1, "MAPS": 9, "BLADES": 16, "ENDS": 2}
     constants |= {"PRECISION": precision}
     constants |= dict(zip(("BLOCK_R", "BLOCK_F", "BLOCK_G"), tile.blocks, strict=True))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return Build(kernels.maps_kernel, types, constants, options, aligned)
+    exact = precision == "ieee" and dtype == "fp32"
+    return Build(kernels.maps_kernel, types, constants, options, aligned, not exact, spills=spills)
 
 
 def map_weights(dtype: str, precision: str = "ieee") -> Build:
@@ -104,7 +114,9 @@ CASES = {
     "rows, bf16, sm_90": (rows("bf16", 512, False, False), "sm_90"),
     "rows, bf16, narrow, sm_90": (rows("bf16", 128, False, False), "sm_90"),
     "rows, fp16, turned, biased, sm_90": (rows("fp16", 512, True, True), "sm_90"),
-    "maps, tf32, sm_90": (maps("fp32", False, "tf32"), "sm_90"),
+    "maps, tf32, sm_90": (maps("fp32", "tf32"), "sm_90"),
+    "maps, tf32x3, sm_80": (maps("fp32", "tf32x3", spills=7), "sm_80"),
+    "maps, tf32x3, sm_90": (maps("fp32", "tf32x3"), "sm_90"),
     "gradient of their weights, tf32, sm_90": (map_weights("fp32", "tf32"), "sm_90"),
     **{
         f"{name}, {target}": (build, target)
@@ -113,9 +125,9 @@ CASES = {
             ("sums, bf16", sums("bf16")),
             ("turn", turn()),
             ("meet", meet()),
-            ("maps", maps("fp32", False)),
-            ("maps, bf16", maps("bf16", False)),
-            ("gradient of maps", maps("fp32", True)),
+            ("matrices of maps", prepare()),
+            ("maps", maps("fp32")),
+            ("maps, bf16", maps("bf16")),
             ("gradient of their weights", map_weights("fp32")),
             ("gradient of their weights, bf16", map_weights("bf16")),
         )

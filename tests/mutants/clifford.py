@@ -238,9 +238,30 @@ MUTANTS = [
     ),
     Mutant(
         "terms of a joint map forget their signs",
-        "signed = (w * sign).to(x.dtype)",
-        "signed = w.to(x.dtype)",
+        "acc += part * sign",
+        "acc += part",
         f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "what a joint map's matrices lose in TF32 is left out",
+        'part = tl.dot(high, low, part, input_precision="tf32")',
+        "part = part",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "the gradient of a joint map reads its matrices as the map does",
+        "line, at = (of_map * G + g, f) if TURNED else (of_map * F + f, g)",
+        "line, at = (of_map * F + f, g)",
+        f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "the norm of scalars keeps their mean",
+        "    centred = x.leaves()[0] - each * total(x.leaves()[0], FEATURES)",
+        "    centred = x.leaves()[0]",
+        "tests/contract/test_clifford_norms.py",
         kernels=True,
     ),
     Mutant(
@@ -359,8 +380,8 @@ MUTANTS = [
     ),
     Mutant(
         "queries, keys and values are computed apart",
-        "keys = [(id(x), id(scalars)) for x, scalars in given]",
-        "keys = [(i, 0) for i in range(len(given))]",
+        "if pair[0] is other[0] and pair[1] is other[1]:",
+        "if pair is None:",
         LAUNCHES,
         kernels=True,
     ),

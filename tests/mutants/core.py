@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding in a result is not seen",
-        "if isinstance(b, Tensor) and not _agree(a, b, largest):",
+        "if isinstance(b, Tensor) and not _agree(a, b, rounded):",
         "if False:",
         CAPTURE,
     ),

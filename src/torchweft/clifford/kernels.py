@@ -273,8 +273,8 @@ def map_weights_kernel(
     """part[p, m, f, g] = Σ_t sign_t · Σ_r x_(i of t)[r, f] · y_(j of t)[r, g], terms t of map m.
 
     A program sums some rows, part p, for some features of one map; `sum_partials_kernel` adds the
-    parts.  The numbers of a part lie as those of W of `prepare_maps_kernel`.  After them come sums over
-    the rows of sums (R, numbers − before), unless it is None, by programs of their own.
+    parts.  The numbers of a part lie as those of W of `prepare_maps_kernel`.  After them come sums
+    over the rows of sums (R, numbers − before), unless it is None, by programs of their own.
     """
     across, down = tl.cdiv(G, BLOCK_G), tl.cdiv(F, BLOCK_F)
     pid = tl.program_id(0)

@@ -140,7 +140,7 @@ class MixedLinear(nn.Module):
         backend: "triton", "numba" or "torch"; None: the fastest that can serve.
 
     Cost: on a GPU, with scalars, up to 256 features in and out and except in float64: two matrix
-    products and one kernel over the blades, the gradient four and three.  Elsewhere, and where a
+    products and two kernels, the gradient four and four.  Elsewhere, and where a
     linear layer inside has hooks or an adapter in its place: that of its parts.
 
     Source: Brehmer et al.: Geometric algebra transformer, NeurIPS 2023.

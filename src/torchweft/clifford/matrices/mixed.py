@@ -7,10 +7,10 @@ The ends are the scalar and, with the pseudoscalar's maps, the last blade.  Para
 of numbers, those of one kind side by side: W of each map (M, F_in, F_out), a, c, A of all (ends
 F_out, S_in) with blades interleaved, D (S_out, S_in), C (S_out, ends F_in).  So A and D are one
 matrix, and one product makes what scalars add to both results; W of all is read by a table of its
-columns, and no parameter is moved but by the one copy that makes the row.
+columns.
 
-GPU: a pass makes two of the library's products and one kernel over blades; the gradient a copy of
-gy_end beside gt, four products, and three kernels.
+GPU: a pass makes two of the library's products, one kernel that copies W as the next one reads it,
+and one over blades; the gradient a copy of gy_end beside gt, four products, and four kernels.
 """
 
 from __future__ import annotations

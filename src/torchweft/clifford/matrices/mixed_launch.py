@@ -13,12 +13,13 @@ from torchweft.clifford.matrices.launch import launched
 from torchweft.core.gpu.launcher import Launcher, Tile, has_tf32
 from torchweft.core.printing.modules import written
 
-__all__ = ["map_weights", "maps", "maps_tile", "weights_tile"]
+__all__ = ["PREPARED", "map_weights", "maps", "maps_tile", "weights_tile"]
 
 ROWS_PER_TILE, FEATURES_PER_TILE = 64, 32
 LEAST_FEATURES = 16
-"""Of a product in Triton; without tensor cores more at a time need more registers than there are."""
+"""Of a product in Triton; more at a time need more registers where tensor cores do not help."""
 PREPARED = Tile((256,), 4, 1)
+"""Numbers of the matrices that a program copies."""
 PROGRAMS_PER_GPU, LEAST_ROWS = 1024, 128
 """About how many programs fill a GPU, and the rows that are worth one."""
 
@@ -82,9 +83,8 @@ def map_weights(
 
 def maps_tile(features: int, out: int, precision: str) -> Tile:
     """Rows, features that are summed at a time, features that come out."""
-    if precision == "ieee":
-        return Tile((ROWS_PER_TILE, LEAST_FEATURES, _block(out)), 4, 2)
-    return Tile((ROWS_PER_TILE, _block(features), _block(out, 2 * FEATURES_PER_TILE)), 4, 2)
+    summed = LEAST_FEATURES if precision == "ieee" else _block(features)
+    return Tile((ROWS_PER_TILE, summed, _block(out)), 4, 2)
 
 
 def weights_tile(features: int, out: int) -> Tile:
@@ -92,8 +92,8 @@ def weights_tile(features: int, out: int) -> Tile:
     return Tile((ROWS_PER_TILE, _block(features), _block(out)), 4, 2)
 
 
-def _block(features: int, most: int = FEATURES_PER_TILE) -> int:
-    return max(LEAST_FEATURES, min(most, 1 << (features - 1).bit_length()))
+def _block(features: int) -> int:
+    return max(LEAST_FEATURES, min(FEATURES_PER_TILE, 1 << (features - 1).bit_length()))
 
 
 def _precision(x: Tensor) -> str:
