@@ -104,6 +104,22 @@ if INTERPRETED:
 
         check(compute)
 
+    @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+    def test_infinite_numbers_and_nan():
+        """They stay what they are, in rows and in matrices; the NaN is what a GPU computes."""
+        out = []
+        for backend in ("triton", "torch"):
+            maps, x, scalars = built("joined", backend)
+            x[3, 0, 2] = torch.inf
+            x[5, 0, 1] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+            with torch.no_grad():
+                maps[1].mvs2mvs.weight[0, 1, 0] = -torch.inf
+                out.append([t for pair in joined(maps, x, scalars) for t in pair])
+        assert out[1][0].isinf().any()
+        for found, expected in zip(*out, strict=True):
+            for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+                torch.testing.assert_close(kind(found), kind(expected), rtol=0, atol=0)
+
     @pytest.mark.parametrize("needed", list(itertools.product((False, True), repeat=3)))
     def test_each_subset_of_gradients(needed):
         maps, *given = built("joined", "triton")

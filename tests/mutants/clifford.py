@@ -245,9 +245,23 @@ MUTANTS = [
     ),
     Mutant(
         "what a joint map's matrices lose in TF32 is left out",
-        'part = tl.dot(high, low, part, input_precision="tf32")',
-        "part = part",
+        "w_low = tl.load(at + MAPS * G * F, mask=inside, other=0.0).T",
+        "w_low = 0.0 * w",
         f"{MIXED} -k maps_and",
+        kernels=True,
+    ),
+    Mutant(
+        "an infinite number times a low part is infinite too, with another sign",
+        'part = tl.where(tl.abs(part) < float("inf"), part, 0.0)',
+        "part = part",
+        f"{MIXED} -k infinite",
+        kernels=True,
+    ),
+    Mutant(
+        "NaN is rounded to zero",
+        "high = tl.where(x == x, nearest, x)",
+        "high = nearest",
+        f"{MIXED} -k infinite",
         kernels=True,
     ),
     Mutant(

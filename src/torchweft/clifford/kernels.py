@@ -181,9 +181,11 @@ def sum_partials_kernel(
 
 
 @triton.jit
-def _rounded(x):
-    """The nearest number of 11 bits, which TF32 holds."""
-    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+def _split(x):
+    """x = high + low, high the nearest number of 11 bits, which TF32 holds; of NaN itself."""
+    nearest = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    high = tl.where(x == x, nearest, x)
+    return high, x - high
 
 
 @triton.jit
@@ -205,9 +207,9 @@ def prepare_maps_kernel(
     stride = tl.load(columns_ptr + 2 * at + 1, mask=live, other=0)
     w = tl.load(w_ptr + column + line * stride, mask=live, other=0.0)
     if PARTS == 2:
-        high = _rounded(w)
+        high, low = _split(w)
         tl.store(t_ptr + e, high, mask=live)
-        tl.store(t_ptr + MAPS * F * G + e, w - high, mask=live)
+        tl.store(t_ptr + MAPS * F * G + e, low, mask=live)
     else:
         tl.store(t_ptr + e, w, mask=live)
 
@@ -246,10 +248,11 @@ def maps_kernel(
             inside = (g < G)[:, None] & (f < F)[None, :]
             w = tl.load(at, mask=inside, other=0.0).T
             if PRECISION == "tf32x3":
-                low = tl.load(at + MAPS * G * F, mask=inside, other=0.0).T
-                high = _rounded(x)
-                part = tl.dot(x - high, w, input_precision="tf32")
-                part = tl.dot(high, low, part, input_precision="tf32")
+                w_low = tl.load(at + MAPS * G * F, mask=inside, other=0.0).T
+                high, low = _split(x)
+                part = tl.dot(low, w, input_precision="tf32")
+                part = tl.dot(high, w_low, part, input_precision="tf32")
+                part = tl.where(tl.abs(part) < float("inf"), part, 0.0)  # see the next product
                 part = tl.dot(high, w, part, input_precision="tf32")
             else:
                 part = tl.dot(x, w, input_precision=PRECISION)
