@@ -204,10 +204,11 @@ def _given(cells: tuple[int, int, int]) -> dict[str, Tensor]:
     return as_given([atoms], ELEMENTS, torch.device("cpu"))
 
 
-def scene(resolution: int, sharded: bool, part: Part) -> Call:
+def scene(resolution: int, sharded: bool, recorded: bool, part: Part) -> Call:
     """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each.
 
     Its batch norms are SparseBatchNorm, which takes statistics over the voxels of all ranks.
+    recorded: voxels and maps stay, and the call is replayed as a CUDA graph, with its exchanges.
     """
     torch.manual_seed(0)
     dtype = torch.float16 if part.device.type == "cuda" else torch.float32
@@ -221,16 +222,22 @@ def scene(resolution: int, sharded: bool, part: Part) -> Call:
         options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
         model = DistributedDataParallel(model, device_ids=ids, **options)
 
-    def call() -> None:
-        cloud = SparseTensor(feats, coords, shape, 1)
-        if sharded:
-            cloud = shard_voxels(cloud, part.rank, part.size)
-        model.zero_grad(set_to_none=True)
-        model(cloud).feats.float().square().mean().backward()
-        if sharded:
-            _summed_gradients(model)
+    def cloud() -> SparseTensor:
+        made = SparseTensor(feats, coords, shape, 1)
+        return shard_voxels(made, part.rank, part.size) if sharded else made
 
-    return call
+    def step(tensor: SparseTensor) -> Tensor | None:
+        model.zero_grad(set_to_none=True)
+        model(tensor).feats.float().square().mean().backward()
+        return _summed_gradients(model) if sharded else None
+
+    if not recorded:
+        return lambda: step(cloud())
+    kept = cloud()
+    run = torchweft.capture(lambda feats: step(kept.replace(feats)), kept.feats)
+    for _ in range(RECORDED):
+        run(kept.feats)
+    return functools.partial(run, kept.feats)
 
 
 def cases(small: bool) -> list[Case]:
@@ -261,8 +268,14 @@ def cases(small: bool) -> list[Case]:
             made.append(Case(f"mace {name}", kind, functools.partial(crystal, side, kind, *how)))
     return [
         *made,
-        Case("minkunet scenes", "weak", functools.partial(scene, resolution, False)),
-        Case("minkunet one scene", "strong", functools.partial(scene, 2 * resolution, True)),
+        Case("minkunet scenes", "weak", functools.partial(scene, resolution, False, False)),
+        *(
+            Case(f"minkunet one scene{name}", "strong", functools.partial(scene, *how))
+            for name, *how in (
+                ("", 2 * resolution, True, False),
+                (" captured", 2 * resolution, True, True),
+            )
+        ),
     ]
 
 

@@ -394,9 +394,12 @@ class EquiLayerNorm(MultivectorModule):
         if backend_on(self.backend, scalars.device.type) != "triton":
             return functional.layer_norm(scalars, scalars.shape[-1:], gains)
         weight = None if gains is None else gains.unsqueeze(0)
-        given = (scalars.unsqueeze(0), weight), Algebra(()), 0, "triton"
+        given = (scalars.unsqueeze(0), weight), _SCALARS, 0, "triton"
         return _scalar_norm(*given, _SCALAR_EPS, gains is not None).squeeze(0)
 
+
+_SCALARS = Algebra(())
+"""The algebra whose multivectors are scalars."""
 
 _SCALAR_EPS = 1e-5
 """Of torch's layer norm."""
