@@ -394,8 +394,8 @@ MUTANTS = [
     ),
     Mutant(
         "queries, keys and values are computed apart",
-        "if pair[0] is other[0] and pair[1] is other[1]:",
-        "if pair is None:",
+        "if a is x and b is scalars]",
+        "if i == j]",
         LAUNCHES,
         kernels=True,
     ),

@@ -407,17 +407,11 @@ class _Attention(nn.Module):
     def _mapped(self, *given: Pair) -> list[Pair]:
         """What queries, keys and values are made of: maps of one input are computed together."""
         maps = self.q_linear, self.k_linear, self.v_linear
-        of_inputs: list[tuple[Pair, list[int]]] = []
-        for i, pair in enumerate(given):
-            for other, places in of_inputs:
-                if pair[0] is other[0] and pair[1] is other[1]:
-                    places.append(i)
-                    break
-            else:
-                of_inputs.append((pair, [i]))
         found: dict[int, Pair] = {}
-        for pair, places in of_inputs:
-            found |= zip(places, joined([maps[i] for i in places], *pair), strict=True)
+        for i, (x, scalars) in enumerate(given):
+            same = [j for j, (a, b) in enumerate(given) if a is x and b is scalars]
+            if same[0] == i:
+                found |= zip(same, joined([maps[j] for j in same], x, scalars), strict=True)
         return [found[i] for i in range(len(given))]
 
     def _heads(self, x: Tensor, scalars: Tensor) -> Pair:
