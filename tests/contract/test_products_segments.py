@@ -106,9 +106,12 @@ def test_numbers_that_are_not_finite(name, backend):
     """As torch's own reduction of each segment has them."""
     rows = [[NAN, 1], [1, NAN], [2, NAN], [-INF, INF], [-INF, 3], [INF, -INF], [0, -INF]]
     x, indptr = torch.tensor(rows), torch.tensor([0, 3, 5, 7])
-    for columns in (x, *x.split(1, 1)):  # one column has a loop of its own
-        found = reduce(name, columns, indptr=indptr, backend=backend)
-        assert_same_bits(found, segment_reference(name, columns, indptr=indptr), name)
+    for columns in (x, *x.split(1, 1), x.repeat(1, 20)):  # loops of one, of few and of many
+        exact = segment_reference(name, columns, indptr=indptr)
+        for places in (False, True):
+            given = columns.clone().requires_grad_(places)
+            found = reduce(name, given, indptr=indptr, backend=backend)
+            assert_same_bits(found.detach(), exact, name)
 
 
 @kernels

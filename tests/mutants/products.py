@@ -124,6 +124,18 @@ MUTANTS = [
         ERRORS,
     ),
     Mutant(
+        "the loop of values alone overlooks NaN",
+        "best[c] = new if (new > old) | (new != new) else old",
+        "best[c] = new if (new > old) else old",
+        SEGMENTS,
+    ),
+    Mutant(
+        "the loop of values alone finds the first row of a segment for its minimum",
+        "best[c] = new if (new < old) | (new != new) else old",
+        "best[c] = new if (new != new) else old",
+        SEGMENTS,
+    ),
+    Mutant(
         "means have no gradient of their counts",
         "    if needed[1]:\n        mean = ",
         "    if False:\n        mean = ",

@@ -1,10 +1,42 @@
-"""The loop that numba compiles, once for each dtype, and caches on disk."""
+"""The loops that numba compiles, once for each dtype, and caches on disk."""
 
 from __future__ import annotations
 
 import numba
 
-__all__ = ["extreme"]
+__all__ = ["extreme", "extreme_values"]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def extreme_values(first, last, largest, indptr, order, x, values):  # type: ignore[no-untyped-def]
+    """Fill values as `extreme` does: channels in vector lanes, which places would break."""
+    for m in range(first, last):
+        begin, end = indptr[m], indptr[m + 1]
+        if begin == end:
+            continue
+        best = values[m]
+        for c in range(best.shape[0]):
+            best[c] = x[order[begin], c]
+        if largest:
+            for k in range(begin + 1, end):
+                _raise(best, x[order[k]])
+        else:
+            for k in range(begin + 1, end):
+                _lower(best, x[order[k]])
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _raise(best, row):  # type: ignore[no-untyped-def]
+    for c in range(best.shape[0]):
+        new, old = row[c], best[c]
+        best[c] = new if (new > old) | (new != new) else old
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _lower(best, row):  # type: ignore[no-untyped-def]
+    for c in range(best.shape[0]):
+        new, old = row[c], best[c]
+        best[c] = new if (new < old) | (new != new) else old
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
