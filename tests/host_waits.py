@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -38,15 +35,3 @@ def steps(call: Callable[[], object]) -> list[str]:
         call()
     events = sorted(seen.events(), key=lambda event: event.time_range.start)
     return [NAMES[event.name] for event in events if event.name in NAMES]
-
-
-@contextlib.contextmanager
-def waiting_raises() -> Iterator[None]:
-    """Torch raises where the host would wait for the GPU."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

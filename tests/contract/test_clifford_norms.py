@@ -13,16 +13,14 @@ from torchweft.clifford import PGA, EquiLayerNorm
 from torchweft.testing import assert_as_accurate, plain_error
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-on_gpu = INTERPRETED or torch.cuda.is_available()
-pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not on_gpu, reason="needs a CUDA GPU")]
+HAS_KERNELS = INTERPRETED or torch.cuda.is_available()
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not HAS_KERNELS, reason="needs a CUDA GPU")]
 
 DRAWS = 32
 
 
 def results(norm, scalars, order):
-    """The scalars after the norm, and gradients by them and their gains, of the first order or of
-    the second.
-    """
+    """The scalars after the norm, and gradients of an order by the scalars and their gains."""
     scalars = scalars.detach().to(DEVICE).requires_grad_()
     norm = norm.to(scalars)
     over = [scalars, *(p for p in norm.parameters() if p.dim() == 1)]

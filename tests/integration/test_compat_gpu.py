@@ -8,7 +8,7 @@ import torch
 
 from tests import minkowskis, spconvs
 from tests.clients.agreement import assert_agree
-from tests.host_waits import waiting_raises
+from torchweft.capturing.graphs import waiting_raises
 from torchweft.compat import MinkowskiEngine as ME  # noqa: N817 - its users' own habit
 from torchweft.compat.spconv import pytorch as spconv
 from torchweft.compat.torchsparse import SparseTensor, backbones

@@ -7,8 +7,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from tests.cases import products, suites
-from tests.host_waits import waiting_raises
 from torchweft import constant
+from torchweft.capturing.graphs import waiting_raises
 from torchweft.products import indexed_mul
 from torchweft.testing.contract import assert_same_bits, evaluate, pose
 from torchweft.testing.doors import check_cuda_graph

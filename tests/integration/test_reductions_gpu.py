@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tests.host_waits import waiting_raises
 from torchweft import constant
+from torchweft.capturing.graphs import waiting_raises
 from torchweft.products import knn_graph, radius_graph
 from torchweft.reductions import Genred, Vi, Vj
 from torchweft.reductions.cluster import from_matrix

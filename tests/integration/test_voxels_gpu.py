@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.host_waits import waiting_raises
 from torchweft import voxels
+from torchweft.capturing.graphs import waiting_raises
 from torchweft.errors import IndexRangeError
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 from torchweft.testing.contract import assert_same_bits

@@ -14,7 +14,7 @@ import torch
 
 from torchweft.errors import CaptureError, WeftError
 
-__all__ = ["CudaGraphs", "Recorder", "waits_are_named"]
+__all__ = ["CudaGraphs", "Recorder", "waiting_raises", "waits_are_named"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class CudaGraphs:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self._stream), _waiting_raises(), waits_are_named():
+            with torch.cuda.stream(self._stream), waiting_raises(), waits_are_named():
                 return run()
         finally:
             current.wait_stream(self._stream)
@@ -97,7 +97,7 @@ class CudaGraphs:
 
 
 @contextlib.contextmanager
-def _waiting_raises() -> Iterator[None]:
+def waiting_raises() -> Iterator[None]:
     """Torch raises where the host would wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -252,7 +252,8 @@ def maps_kernel(
                 high, low = _split(x)
                 part = tl.dot(low, w, input_precision="tf32")
                 part = tl.dot(high, w_low, part, input_precision="tf32")
-                part = tl.where(tl.abs(part) < float("inf"), part, 0.0)  # see the next product
+                # infinity and NaN come from the last product alone: low parts have any sign
+                part = tl.where(tl.abs(part) < float("inf"), part, 0.0)
                 part = tl.dot(high, w, part, input_precision="tf32")
             else:
                 part = tl.dot(x, w, input_precision=PRECISION)

@@ -372,7 +372,7 @@ def processors(device: torch.device) -> int:
 @functools.cache
 def has_tf32(device: torch.device) -> bool:
     """Whether tensor cores multiply TF32; the interpreter takes such products for exact."""
-    if interpreted():
+    if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
+from torchweft.core.gpu.launcher import (
+    Call,
+    Kernel,
+    Tile,
+    compile_together,
+    current_device,
+    has_tf32,
+)
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling, recording, transformed, unwatched
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
@@ -380,7 +387,7 @@ def _gpu_of(device: torch.device) -> Gpu:
     if torch.version.hip is not None:
         return Gpu(False, False, 65_536)
     shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return Gpu(properties.major == 9, properties.major >= 8, shared)
+    return Gpu(properties.major == 9, has_tf32(device), shared)
 
 
 def convolve_tile(
