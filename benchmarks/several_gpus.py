@@ -42,6 +42,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import torchweft
@@ -66,7 +67,7 @@ from torchweft.distributed.agreement import numbers_of_ranks
 from torchweft.errors import BackendError
 from torchweft.progress import say
 from torchweft.reductions import SamplesLoss, Vi, Vj, nearest
-from torchweft.voxels import SparseTensor
+from torchweft.voxels import SparseTensor, padded_sizes, prepare
 
 FILE = Path(__file__).parent / "results"
 NAME = "several_gpus.jsonl"
@@ -76,6 +77,7 @@ SLOW, LONG = 1.0, 2.0  # seconds of a call
 SAMPLED = 1.0  # seconds of calls for samples of the clock
 BLUR, NEIGHBOURS = 0.05, 10
 ELEMENTS = (8, 14)
+ROOM, NO_LABEL = 1.1, -100
 
 Call = Callable[[], object]
 
@@ -176,9 +178,8 @@ def crystal(side: int, kind: str, training: bool, recorded: bool, part: Part) ->
         return _summed_gradients(model)
 
     run = torchweft.capture(call, data["positions"]) if recorded else call
-    for _ in range(RECORDED if recorded else 0):
-        run(data["positions"])
-    return functools.partial(run, data["positions"])
+    of_given = functools.partial(run, data["positions"])
+    return _recorded(of_given) if recorded else of_given
 
 
 def _summed_gradients(model: nn.Module) -> Tensor:
@@ -208,7 +209,8 @@ def scene(resolution: int, sharded: bool, recorded: bool, part: Part) -> Call:
     """A training step of MinkUNet42: of one scene over all ranks, or of a scene on each.
 
     Its batch norms are SparseBatchNorm, which takes statistics over the voxels of all ranks.
-    recorded: voxels and maps stay, and the call is replayed as a CUDA graph, with its exchanges.
+    recorded: the call is replayed as a CUDA graph, with its exchanges.  The voxels and maps of one
+    scene stay; those of a scene on each rank are copied to where there is room for others.
     """
     torch.manual_seed(0)
     dtype = torch.float16 if part.device.type == "cuda" else torch.float32
@@ -217,7 +219,7 @@ def scene(resolution: int, sharded: bool, recorded: bool, part: Part) -> Call:
     coords, shape = sphere(resolution)
     coords = torch.cat([torch.zeros_like(coords[:, :1]), coords], 1).to(part.device)
     feats = torch.randn(len(coords), FEATURES, generator=generator).to(part.device, dtype)
-    if not sharded and part.size > 1:
+    if not (sharded or recorded) and part.size > 1:
         ids = [part.device.index] if part.device.type == "cuda" else None
         options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
         model = DistributedDataParallel(model, device_ids=ids, **options)
@@ -226,18 +228,29 @@ def scene(resolution: int, sharded: bool, recorded: bool, part: Part) -> Call:
         made = SparseTensor(feats, coords, shape, 1)
         return shard_voxels(made, part.rank, part.size) if sharded else made
 
-    def step(tensor: SparseTensor) -> Tensor | None:
+    def step(tensor: SparseTensor, labels: Tensor) -> Tensor | None:
         model.zero_grad(set_to_none=True)
-        model(tensor).feats.float().square().mean().backward()
-        return _summed_gradients(model) if sharded else None
+        scores = model(tensor).feats.float()
+        cross_entropy(scores, labels, ignore_index=NO_LABEL).backward()
+        return _summed_gradients(model) if sharded or recorded else None
 
-    if not recorded:
-        return lambda: step(cloud())
     kept = cloud()
-    run = torchweft.capture(lambda feats: step(kept.replace(feats)), kept.feats)
+    labels = torch.arange(len(kept), device=part.device) % CLASSES
+    if recorded and sharded:
+        run = torchweft.capture(lambda feats: step(kept.replace(feats), labels), kept.feats)
+        return _recorded(functools.partial(run, kept.feats))
+    if recorded:
+        sizes = padded_sizes(prepare(model, kept), ROOM, labels=NO_LABEL)
+        step = torchweft.capture(step, kept, labels, sizes=sizes)
+        return _recorded(lambda: step(prepare(model, cloud(), tables_only=True), labels))
+    return lambda: step(cloud(), labels)
+
+
+def _recorded(call: Call) -> Call:
+    """A captured call after those that are not replayed."""
     for _ in range(RECORDED):
-        run(kept.feats)
-    return functools.partial(run, kept.feats)
+        call()
+    return call
 
 
 def cases(small: bool) -> list[Case]:
@@ -270,6 +283,7 @@ def cases(small: bool) -> list[Case]:
     return [
         *made,
         Case("minkunet scenes", "weak", functools.partial(scene, resolution, False, False)),
+        Case("minkunet scenes captured", "weak", functools.partial(scene, resolution, False, True)),
         Case("minkunet one scene", "strong", functools.partial(one_scene, False)),
         Case("minkunet one scene captured", "strong", functools.partial(one_scene, True)),
     ]

@@ -6,6 +6,7 @@ variance kept, the count of padded instead of active positions, statistics in 16
 
 import copy
 import functools
+import itertools
 import pickle
 
 import pytest
@@ -24,6 +25,7 @@ from torchweft.voxels.layers.norm import (
     SparseLayerNorm,
 )
 from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.norms.functions import rank_norm
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)
@@ -210,13 +212,26 @@ def rank_rows(first, second, dtype):
     return feats.to(dtype), torch.randn(first + second, C).to(dtype)
 
 
-def rank_steps(norm, feats, grad):
+def of_voxels(norm, x):
+    coords = torch.stack([torch.zeros(len(x)), torch.arange(len(x))], 1).long()
+    return norm(SparseTensor(x, coords)).feats
+
+
+def of_padded_rows(norm, x):
+    """The same of rows before some of padding; no rank knows how many the other has."""
+    rows = torch.cat([x, x.new_full((5, C), torch.nan)])
+    return rank_norm(norm, rows, backend=norm.backend, valid=torch.tensor(len(x)))[: len(x)]
+
+
+WAYS = {"voxels": of_voxels, "padded rows": of_padded_rows}
+
+
+def rank_steps(norm, feats, grad, way="voxels"):
     """Outputs, input gradients and parameter gradients of two training steps."""
     found = []
     for step in range(2):
         x = (feats * (1 + step)).requires_grad_()
-        coords = torch.stack([torch.zeros(len(x)), torch.arange(len(x))], 1).long()
-        out = norm(SparseTensor(x, coords)).feats
+        out = WAYS[way](norm, x)
         found.append((out, *torch.autograd.grad(out, [x, *norm.parameters()], grad)))
     return found
 
@@ -227,12 +242,13 @@ def rank_main(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
     results = {}
-    for name, (first, second, dtype) in RANKS.items():
+    for way, (name, (first, second, dtype)) in itertools.product(WAYS, RANKS.items()):
         feats, grad = rank_rows(first, second, dtype)
         rows = slice(first) if rank == 0 else slice(first, None)
         norm = built("batch", device="cpu")
         norm.backend = "triton" if INTERPRETED else None
-        results[name] = rank_steps(norm, feats[rows], grad[rows]), norm.state_dict()
+        steps = rank_steps(norm, feats[rows], grad[rows], way)
+        results[name, way] = steps, norm.state_dict()
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -247,8 +263,9 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
 @pytest.mark.parametrize("name", RANKS)
-def test_two_ranks_are_one(name, ranks):
-    (first, state), (second, other_state) = (rank[name] for rank in ranks)
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_are_one(way, name, ranks):
+    (first, state), (second, other_state) = (rank[name, way] for rank in ranks)
     feats, grad = rank_rows(*RANKS[name])
     norm = built("batch", device="cpu")
     for key, value in state.items():

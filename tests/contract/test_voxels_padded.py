@@ -19,7 +19,6 @@ from tests.recorders import captured
 from torchweft import voxels
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.sanitizer import reaching
-from torchweft.voxels.layers import norm
 from torchweft.voxels.maps import together
 from torchweft.voxels.maps.gpu import tiles
 
@@ -238,18 +237,6 @@ def test_what_needs_voxels_cannot_be_recorded(read):
     run, _ = captured(function, first, sizes=voxels.padded_sizes(first))
     with pytest.raises(torchweft.CaptureError, match="padding would count as voxels"):
         run(first)
-
-
-def test_batch_norms_over_ranks(monkeypatch):
-    """Their statistics have no number of rows without padding."""
-    net = network()
-    first = prepared(net, 0)
-    monkeypatch.setattr(norm, "world", lambda group: (0, 2))
-    labels = torch.arange(len(first)) % 3
-    sizes = voxels.padded_sizes(first, labels=-100)
-    run, _ = captured(training(net), first, labels, sizes=sizes)
-    with pytest.raises(torchweft.CaptureError, match=r"over several ranks .* count padding"):
-        run(first, labels)
 
 
 def test_a_tensor_with_other_maps():

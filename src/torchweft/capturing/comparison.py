@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core import private
+from torchweft.core.collectives import Group
 from torchweft.errors import CaptureError
 
 __all__ = ["Written", "check_agreement"]
@@ -18,10 +19,14 @@ __all__ = ["Written", "check_agreement"]
 
 # torch's dispatch modes and storages have no types
 class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes memory that operations write and did not make: parameters, states of optimizers."""
+    """Notes memory that operations write and did not make: parameters, states of optimizers.
+
+    groups: those in which ranks exchanged something, by name.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.groups: dict[str, Group] = {}
         self._made: set[int] = set()
         self._before: dict[int, tuple[Any, Any]] = {}  # a storage, and its copy
 
@@ -30,8 +35,12 @@ class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         given = dict(kwargs or {})
         for argument, value in itertools.zip_longest(function._schema.arguments, args):
+            value = given.get(argument.name, value)
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._note(given.get(argument.name, value))
+                self._note(value)
+            elif argument.name in private.GROUP_ARGUMENTS and value is not None:
+                group = private.group_of(value)
+                self.groups[private.group_name(group)] = group
         results = function(*args, **(kwargs or {}))
         if all(result.alias_info is None for result in function._schema.returns):
             for tensor in _tensors(results):

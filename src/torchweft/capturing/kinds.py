@@ -23,6 +23,7 @@ from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
 from torchweft.capturing.leaves import flatten, unflatten
 from torchweft.capturing.random_numbers import generator_states, random_numbers_fixed
+from torchweft.core.collectives import Group, everywhere
 from torchweft.core.recorded import Run
 from torchweft.errors import CaptureError
 
@@ -54,6 +55,7 @@ class Kind:
         self._results: Any = None  # their structure
         self._first: tuple[tuple[int, ...], list[Any]] | None = None  # lengths, shapes of results
         self._cuts: list[tuple[int | None, ...]] = []
+        self._groups: list[Group] = []  # of the ranks that a function with sizes exchanges with
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """The results, as copies."""
@@ -62,7 +64,7 @@ class Kind:
             found = self._run(_copies(leaves))
             self._first = lengths, [getattr(t, "shape", None) for t in found]
             return self._handed_out(found)
-        if self._buffers is None or not self._layout.fits(lengths, self._buffers.rooms):
+        if self._buffers is None or not self._fits(lengths, self._buffers.rooms):
             return self._rehearsed(leaves, lengths)
         self._buffers.write(leaves, lengths)
         if self._replay is None:
@@ -72,14 +74,20 @@ class Kind:
         self._gradients.put_in_place()
         return self._handed_out(self._cut(self._replay(), lengths))
 
+    def _fits(self, lengths: tuple[int, ...], rooms: Sequence[int]) -> bool:
+        """Whether there is room, also on the ranks that the function exchanges with."""
+        return everywhere(self._layout.fits(lengths, rooms), self._groups)
+
     def _rehearsed(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> Any:
         before = self._least if self._buffers is None else self._buffers.rooms
         rooms = self._layout.rooms(lengths, before)
         if self._buffers is not None:
+            given = self._layout.shown(lengths)
+            if self._layout.fits(lengths, before):
+                given = "sizes on another rank"
             warnings.warn(
-                f"{self._layout.shown(lengths)} do not fit the room for "
-                f"{self._layout.shown(before)}: recorded anew with room for "
-                f"{self._layout.shown(rooms)}. Pass larger examples or factors.",
+                f"{given} do not fit the room for {self._layout.shown(before)}: recorded anew with "
+                f"room for {self._layout.shown(rooms)}. Pass larger examples or factors.",
                 stacklevel=4,
             )
         self._replay = self._buffers = None  # frees the memory of the record
@@ -100,6 +108,7 @@ class Kind:
         before = generator_states(device)
         with Written() as written:
             found = plain = self._run(_copies(leaves))
+        self._groups = list(written.groups.values())
         draws = before != generator_states(device)
         with random_numbers_fixed() if draws else nullcontext():
             if draws:
@@ -109,7 +118,13 @@ class Kind:
                 padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
         self._cuts = self._cuts_of(padded, buffers.rooms)
         rooms = self._layout.shown(buffers.rooms)
-        check_agreement(self._cut(padded, lengths), plain, leaves, rooms)
+        try:
+            check_agreement(self._cut(padded, lengths), plain, leaves, rooms)
+        except CaptureError:
+            everywhere(False, self._groups)
+            raise
+        if not everywhere(True, self._groups):
+            raise CaptureError("a result differs with padding on another rank: see its error.")
         return found
 
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:

@@ -10,7 +10,7 @@ over the ranks is meant; *copies*, equal on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,11 @@ __all__ = [
     "Pending",
     "all_sum",
     "begin",
+    "everywhere",
     "exchange",
     "finish",
     "gathered",
+    "host_device",
     "largest",
     "pass_on",
     "total",
@@ -82,6 +84,20 @@ def largest(x: Tensor, group: Group | None = None) -> Tensor:
     if x.is_floating_point():  # backends leave out a NaN, or not, by the order of the ranks
         x = x.nan_to_num(torch.inf, torch.inf, -torch.inf)
     return _reduced(x, group, distributed.ReduceOp.MAX)
+
+
+def everywhere(answer: bool, groups: Iterable[Group]) -> bool:
+    """Whether the answer is yes on all ranks of some groups: one all_reduce of hosts for each."""
+    for group in groups:
+        no = torch.tensor([not answer], dtype=torch.int32, device=host_device(group))
+        answer = not largest(no, group).item()
+    return answer
+
+
+def host_device(group: Group | None) -> torch.device:
+    """Where numbers of hosts are sent from: host memory, or the GPU if the group has NCCL alone."""
+    speaks = distributed.get_backend_config(group)
+    return torch.device("cpu") if "cpu" in speaks else torch.device("cuda")
 
 
 def gathered(x: Tensor, group: Group | None = None) -> Tensor:

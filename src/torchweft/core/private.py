@@ -21,6 +21,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
+    "GROUP_ARGUMENTS",
     "DispatchMode",
     "GetAttrKey",
     "any_autocast",
@@ -33,6 +34,7 @@ __all__ = [
     "functorch",
     "get_device",
     "group_name",
+    "group_of",
     "is_hooked",
     "parse_to",
     "process_group",
@@ -113,3 +115,14 @@ def process_group(name: str) -> Any:
     """The group of ranks with a name."""
     groups: Any = torch.distributed.distributed_c10d
     return groups._resolve_process_group(name)
+
+
+GROUP_ARGUMENTS = "process_group", "group_name", "group"
+"""Arguments of torch's collectives, functional ones, and our operators that name a group."""
+
+
+def group_of(argument: Any) -> Any:
+    """The group of ranks that an argument of an operator names."""
+    if isinstance(argument, str):
+        return process_group(argument)
+    return torch.distributed.ProcessGroup.unbox(argument)

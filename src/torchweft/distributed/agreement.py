@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from torchweft.core.collectives import Group, world
+from torchweft.core.collectives import Group, host_device, world
 from torchweft.errors import ShapeError, WeftError
 
 __all__ = ["Calls", "Made", "agree", "numbers_of_ranks"]
@@ -81,7 +81,7 @@ class _Comparison:
             every = said.name, said.described, said.error and rank, beside
             digest = hashlib.blake2b(repr(every).encode(), digest_size=7).digest()
             number = int.from_bytes(digest, "big")
-            self._extremes = torch.tensor([number, -number], device=_device(group))
+            self._extremes = torch.tensor([number, -number], device=host_device(group))
             largest = distributed.ReduceOp.MAX
             self._work = distributed.all_reduce(self._extremes, largest, group, async_op=True)
 
@@ -191,7 +191,7 @@ def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list
     rank, size = world(group)
     if size == 1:
         return [list(numbers)]
-    found = torch.zeros(size, len(numbers), dtype=torch.int64, device=_device(group))
+    found = torch.zeros(size, len(numbers), dtype=torch.int64, device=host_device(group))
     found[rank] = torch.tensor(numbers, device="cpu")
     distributed.all_reduce(found, group=group)
     by_rank: list[list[int]] = found.tolist()
@@ -226,9 +226,3 @@ def _differing(values: Mapping[int, str]) -> str:
     """The first rank's value and the first that differs from it."""
     other = next(rank for rank in values if values[rank] != values[0])
     return f"rank 0 has {values[0]} and rank {other} has {values[other]}"
-
-
-def _device(group: Group | None) -> torch.device:
-    """Where numbers of hosts are sent from: host memory, or the GPU if the group has NCCL alone."""
-    speaks = distributed.get_backend_config(group)
-    return torch.device("cpu") if "cpu" in speaks else torch.device("cuda")

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from torchweft.core.collectives import all_sum, world
 from torchweft.core.operators.operands import widened
-from torchweft.errors import CaptureError, ShapeError
+from torchweft.errors import ShapeError
 from torchweft.voxels.convolution.epilogue import Epilogue
 from torchweft.voxels.layers.convolution import SparseModule, feats_of
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
@@ -103,13 +103,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
         shards, after = tensor.coordinates.shards, (feats, activation, self.backend)
         group, valid = None if shards is None else shards.group, tensor.coordinates.num_unpadded
         if world(group)[1] > 1 and (self.training or (shards is not None and by_batch(self))):
-            if valid is not None:
-                raise CaptureError(
-                    "a batch norm over several ranks is recorded with room for other voxels: "
-                    "their statistics would count padding. Capture the function without sizes, or "
-                    "use torch.nn.BatchNorm1d, whose statistics are those of each rank."
-                )
-            y = rank_norm(self, tensor.feats, *after, group=group)
+            y = rank_norm(self, tensor.feats, *after, group=group, valid=valid)
         else:
             y = self._normalised(tensor.feats, *after, valid)
         return tensor.replace(y)

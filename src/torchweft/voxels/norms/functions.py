@@ -76,7 +76,7 @@ def batch_norm(
             return nn.BatchNorm1d.forward(norm, x)  # raises
         kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var), valid)
     rest = None if residual is None else residual.contiguous()
-    tensors = (weight, bias, rest, mean, var, valid)
+    tensors = (weight, bias, rest, mean, var, valid, valid)
     return batch_norm_op(x, *tensors, activation, kind, None, norm.eps)
 
 
@@ -103,23 +103,27 @@ def rank_norm(
     backend: str | None = None,
     *,
     group: Group | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """act(norm(x) + residual) by the statistics of all ranks, which the running ones follow."""
+    """act(norm(x) + residual) by the statistics of all ranks, which the running ones follow.
+
+    The first `valid` rows of this rank are real, see `batch_norm`; there may be none.
+    """
     residual = _checked(x, residual, activation)
     state = _state(norm)
     running = _running(norm, *state[2:]) if norm.training else None
     if not _by_kernels(state, x, backend):
         rows = torch_path.wide(x)  # once: its gradient is rounded once
-        found = torch_path.rank_statistics(rows, group)
-        given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps)
+        found = torch_path.rank_statistics(rows, group, valid)
+        given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps, valid)
         if running is not None:
             torch_path.track(running, *found)
         return torch_path.normalised(rows, *given).to(x.dtype)
     x = x.contiguous()
-    of_ranks = gathered(launch.statistics_of_rank(x), group)
+    of_ranks = gathered(launch.statistics_of_rank(x, valid), group)
     mean, var, count = launch.joined(x, of_ranks, running)
     rest = None if residual is None else residual.contiguous()
-    tensors = (norm.weight, norm.bias, rest, mean, var, count)
+    tensors = (norm.weight, norm.bias, rest, mean, var, valid, count)
     name = private.group_name(group)
     return batch_norm_op(x, *tensors, activation, "ranks", name, norm.eps)
 

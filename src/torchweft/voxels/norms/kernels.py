@@ -236,10 +236,12 @@ def joined_statistics_kernel(
 
 @triton.jit
 def _of_rank(ptr, rank, c, C):
-    """(number of rows, their mean, their variance) of a rank, [BLOCK_C] each."""
+    """(number of rows, their mean, their variance) of a rank, [BLOCK_C] each; 0 without rows."""
     ptr += rank * (2 * C + 1)
-    mean = tl.load(ptr + c, mask=c < C, other=0.0)
-    return tl.load(ptr + 2 * C), mean, tl.load(ptr + C + c, mask=c < C, other=0.0)
+    rows = tl.load(ptr + 2 * C)
+    live = (c < C) & (rows > 0)
+    mean = tl.load(ptr + c, mask=live, other=0.0)
+    return rows, mean, tl.load(ptr + C + c, mask=live, other=0.0)
 
 
 @triton.jit

@@ -100,14 +100,17 @@ def statistics(
     return mean, var
 
 
-def statistics_of_rank(x: Tensor) -> Tensor:
-    """(2 C + 1,) in float64: mean and biased variance of the channels of x (N, C), then N."""
+def statistics_of_rank(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """(2 C + 1,) in float64: mean and biased variance of the channels of x (N, C), then N.
+
+    With `valid`, see `Normal`, of the first N = `valid` rows; without a row, only N has a meaning.
+    """
     rows, channels = x.shape
     if not rows:
         return x.new_zeros(2 * channels + 1, dtype=torch.float64)
     found = x.new_empty(2 * channels + 1, dtype=torch.float64)
     mean, var, count = found.split_with_sizes((channels, channels, 1))
-    _statistics(x, (mean, var, count), None)
+    _statistics(x, (mean, var, count), None, valid)
     return found
 
 
@@ -204,10 +207,7 @@ def gradient_sums(
 def gradient(
     g: Tensor, x: Tensor, normal: Normal, sums: Tensor | None, count: Tensor | None
 ) -> Tensor:
-    """∂/∂x of `apply`; sums over `count` rows (None: those of x) if mean and var are those of x.
-
-    Where rows of x are padding, `count` is `normal.valid`.
-    """
+    """∂/∂x of `apply`; sums over `count` rows (None: all of x) if mean and var are those of x."""
     dx = torch.empty_like(x)
     weight, bias, residual, mean, var, activation, eps, valid = normal
     calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]

@@ -5,10 +5,11 @@
     kind       mean and var are
     "fixed"    given
     "batch"    those of x, which determines them
-    "ranks"    those of x on all ranks, `count` rows together
+    "ranks"    those of x on all ranks
 
-For the first two, the first `count` rows, () int64, are real.  The others are padding: they take no
-part in statistics and sums, and are 0 in the result and its gradients.  None: all rows are real.
+The first `valid` rows, () int64, are real.  The others are padding: they take no part in statistics
+and sums, and are 0 in the result and its gradients.  None: all rows are real.  `count` is the
+number of rows that mean and var are of, as a tensor; None: all of x.
 
 Of the gradients of sums over rows, those of "batch" and "ranks" take part in ∂/∂x:
 
@@ -34,8 +35,7 @@ __all__ = ["batch_norm_op"]
 
 
 def _forward(x: Tensor, *rest: Any) -> list[Tensor]:
-    weight, bias, residual, mean, var, count, activation, kind, _, eps = rest
-    valid = None if kind == "ranks" else count
+    weight, bias, residual, mean, var, valid, _, activation, _, _, eps = rest
     normal = launch.Normal(weight, bias, residual, mean, var, activation, eps, valid)
     return [launch.apply(x, normal)]
 
@@ -43,8 +43,7 @@ def _forward(x: Tensor, *rest: Any) -> list[Tensor]:
 def _backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    x, weight, bias, residual, mean, var, count, activation, kind, group, eps = args
-    valid = None if kind == "ranks" else count
+    x, weight, bias, residual, mean, var, valid, count, activation, kind, group, eps = args
     normal = launch.Normal(weight, bias, residual, mean, var, activation, eps, valid)
     g = grad.contiguous()
     of_x, of_weight, of_bias, of_residual = needed[:4]
@@ -67,7 +66,7 @@ def _backward(
         dbias, dweight = sums.unbind(0)
     dweight = _gradient_of(weight, dweight, of_weight)
     dbias = _gradient_of(bias, dbias, of_bias)
-    return dx, dweight, dbias, dresidual, None, None, None
+    return dx, dweight, dbias, dresidual, None, None, None, None
 
 
 def _gradient_of(parameter: Tensor | None, sums: Tensor | None, needed: bool) -> Tensor | None:
@@ -78,13 +77,12 @@ def _gradient_of(parameter: Tensor | None, sums: Tensor | None, needed: bool) ->
 
 
 def _composition(x: Tensor, *rest: Any) -> Tensor:
-    weight, bias, residual, mean, var, count, activation, kind, group, eps = rest
-    valid = None if kind == "ranks" else count
+    weight, bias, residual, mean, var, valid, _, activation, kind, group, eps = rest
     rows = torch_path.wide(x)  # once: its gradient is rounded once
     if kind == "batch":
         mean, var = torch_path.statistics(rows, valid)
     elif kind == "ranks":
-        mean, var, _ = torch_path.rank_statistics(rows, private.process_group(group))
+        mean, var, _ = torch_path.rank_statistics(rows, private.process_group(group), valid)
     given = (weight, bias, residual, (mean, var), activation, eps, valid)
     return torch_path.normalised(rows, *given).to(x.dtype)
 
@@ -96,11 +94,12 @@ def _fake(x: Tensor, *_: Any) -> list[Tensor]:
 batch_norm_op = FusedOperator(
     "voxel_batch_norm",
     "Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor mean, Tensor var, "
-    "Tensor? count, str? activation, str kind, str? group, float eps",
-    7,
+    "Tensor? valid, Tensor? count, str? activation, str kind, str? group, float eps",
+    8,
     _forward,
     _backward,
     _fake,
     _composition,
 )
-"""batch_norm_op(x, weight, bias, residual, mean, var, count, activation, kind, group, eps)"""
+"""batch_norm_op(x, weight, bias, residual, mean, var, valid, count, activation, kind, group,
+eps)"""

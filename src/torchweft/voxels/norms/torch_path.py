@@ -58,19 +58,22 @@ def _real(rows: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where((row < valid)[:, None], rows, 0.0)
 
 
-def rank_statistics(rows: Tensor, group: Group | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def rank_statistics(
+    rows: Tensor, group: Group | None = None, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and number of the rows of all ranks, in float64.
 
-    By Σx, Σx² and the count of all ranks, in float64, where Σx² − n mean² is exact.
+    With `valid`, of the first `valid` rows of each.  By Σx, Σx² and the count of all ranks, where
+    Σx² − n mean² is exact.
     """
-    size = rows.shape[0]
-    total = rows.sum(0).double()
-    near = (total / max(size, 1)).detach().to(rows.dtype)  # any shift gives the same sums
-    squares = (rows - near).square().sum(0).double()
+    total = _real(rows, valid).sum(0).double()
+    size = total.new_full((1,), rows.shape[0]) if valid is None else valid.double().view(1)
+    near = (total / size.clamp(min=1)).detach().to(rows.dtype)  # any shift gives the same sums
+    squares = _real(rows - near, valid).square().sum(0).double()
     near = near.double()
     squares = squares + near * (2 * total - size * near)
     channels = len(total)
-    sums = all_sum(torch.cat([total, squares, total.new_full((1,), size)]), group)
+    sums = all_sum(torch.cat([total, squares, size]), group)
     total, squares, count = sums[:channels], sums[channels:-1], sums[-1]
     mean = total / count.clamp(min=1)
     var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
