@@ -25,7 +25,7 @@ from torchweft.voxels.layers.norm import (
     SparseLayerNorm,
 )
 from torchweft.voxels.maps.tensor import SparseTensor
-from torchweft.voxels.norms.functions import rank_norm
+from torchweft.voxels.norms.functions import batch_norm, rank_norm
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)
@@ -226,6 +226,13 @@ def of_padded_rows(norm, x):
 WAYS = {"voxels": of_voxels, "padded rows": of_padded_rows}
 
 
+def take_kernels():
+    """A norm of this rank alone, with padding and numbers of rows of its own."""
+    norm, rows = built("batch", device="cpu"), torch.randn(9, C, requires_grad=True)
+    backend = "triton" if INTERPRETED else None
+    batch_norm(norm, rows, backend=backend, valid=torch.tensor(5)).sum().backward()
+
+
 def rank_steps(norm, feats, grad, way="voxels"):
     """Outputs, input gradients and parameter gradients of two training steps."""
     found = []
@@ -241,6 +248,7 @@ def rank_main(rank, folder):
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
+    take_kernels()
     results = {}
     for way, (name, (first, second, dtype)) in itertools.product(WAYS, RANKS.items()):
         feats, grad = rank_rows(first, second, dtype)

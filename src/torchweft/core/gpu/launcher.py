@@ -77,7 +77,16 @@ class Kernel:
         tile: the trailing constexprs, warps and stages.
     """
 
-    __slots__ = ("_arguments", "_kernel", "_options", "_ready", "_shown", "aligned", "fixed")
+    __slots__ = (
+        "_arguments",
+        "_dtypes",
+        "_kernel",
+        "_options",
+        "_ready",
+        "_shown",
+        "aligned",
+        "fixed",
+    )
 
     def __init__(
         self,
@@ -92,6 +101,7 @@ class Kernel:
         self._options = tile.options | CONTRACTED
         self.aligned: Run | None = None
         self._ready: dict[tuple[int, ...], Run] = {}
+        self._dtypes: tuple[torch.dtype | None, ...] | None = None  # in the interpreter
         values = [v if isinstance(v, str | None) else int(v) for v in (*constants, *tile.blocks)]
         names = kernel.arg_names[len(kernel.arg_names) - len(values) :]
         self._shown: dict[str, Any] = dict(zip(names, values, strict=True)) | tile.options
@@ -124,6 +134,7 @@ class Kernel:
                 break
         if run is None:
             if interpreted():
+                self._check_dtypes(tensors)
                 self._kernel[(programs,)](*tensors, *free, *self._arguments)
                 return
             if (workers := noting()) is not None:
@@ -131,6 +142,16 @@ class Kernel:
                 return
             run = self._compile(tensors, pointers, free)
         run(programs, _current_stream(), (*pointers, *free, *self.fixed))
+
+    def _check_dtypes(self, tensors: Sequence[Tensor | None]) -> None:
+        """What a GPU cannot check: it runs the code of the first call's dtypes."""
+        dtypes = tuple(None if t is None else t.dtype for t in tensors)
+        if dtypes != (self._dtypes or dtypes):
+            raise TypeError(
+                f"{self._kernel.__name__} was compiled for {self._dtypes} and is called with "
+                f"{dtypes}: its key in the cache of kernels must tell these apart."
+            )
+        self._dtypes = dtypes
 
     @property
     def compiled(self) -> bool:

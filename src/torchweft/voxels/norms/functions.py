@@ -76,7 +76,7 @@ def batch_norm(
             return nn.BatchNorm1d.forward(norm, x)  # raises
         kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var), valid)
     rest = None if residual is None else residual.contiguous()
-    tensors = (weight, bias, rest, mean, var, valid, valid)
+    tensors = (weight, bias, rest, mean, var, valid, None)
     return batch_norm_op(x, *tensors, activation, kind, None, norm.eps)
 
 

@@ -354,7 +354,7 @@ def gradient_kernel(
 ):  # fmt: skip
     """dx = weight / √(var + eps) · (dz − sums[0]/n − sums[1]/n · (x − mean) / √(var + eps)).
 
-    n is count, else the number of rows; without sums, mean and var do not depend on x.
+    n is count, else the number of real rows; without sums, mean and var do not depend on x.
     Bound: memory, g and x read once, and what z takes; dx written once.
     """
     block, c = _channels(C, BLOCK_C)
@@ -366,7 +366,7 @@ def gradient_kernel(
         g_ptr, x_ptr, residual_ptr, weight, bias, mean, inverse, row, real, c, C, ACTIVATION
     )
     if sums_ptr is not None:
-        count = rows.to(tl.float32) if count_ptr is None else tl.load(count_ptr).to(tl.float32)
+        count = real.to(tl.float32) if count_ptr is None else tl.load(count_ptr).to(tl.float32)
         g -= (_numbers(sums_ptr, c, C, 0.0) / count)[None, :]
         g -= normal * (_numbers(sums_ptr + C, c, C, 0.0) / count)[None, :]
     dx = _or_zero(g * (weight * inverse)[None, :], row, valid_ptr, real)

@@ -207,7 +207,10 @@ def gradient_sums(
 def gradient(
     g: Tensor, x: Tensor, normal: Normal, sums: Tensor | None, count: Tensor | None
 ) -> Tensor:
-    """∂/∂x of `apply`; sums over `count` rows (None: all of x) if mean and var are those of x."""
+    """∂/∂x of `apply`; sums over `count` rows of all ranks, if mean and var are those of the rows.
+
+    count: () float64; None: the rows are those of x that are real.
+    """
     dx = torch.empty_like(x)
     weight, bias, residual, mean, var, activation, eps, valid = normal
     calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]

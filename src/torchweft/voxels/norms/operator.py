@@ -8,8 +8,8 @@
     "ranks"    those of x on all ranks
 
 The first `valid` rows, () int64, are real.  The others are padding: they take no part in statistics
-and sums, and are 0 in the result and its gradients.  None: all rows are real.  `count` is the
-number of rows that mean and var are of, as a tensor; None: all of x.
+and sums, and are 0 in the result and its gradients.  None: all rows are real.  `count`, () float64,
+is the number of rows of all ranks; None: those of x that are real.
 
 Of the gradients of sums over rows, those of "batch" and "ranks" take part in ∂/∂x:
 
