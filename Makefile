@@ -75,7 +75,7 @@ docs: $(DOCS_READY)  ## docs/_build/html, with every example run; spelling and l
 wheel: $(READY)  ## the wheel, built and tried in a venv of its own
 	.ci/try-wheel $(lastword $(RUN))
 
-clients:  ## tests with mace-torch, nequip, nequip-allegro, sevenn, spconv and lgatr, in environments of their own
+clients:  ## tests with the other libraries (mace-torch, nequip, spconv, gpytorch, ...), in environments of their own
 	.ci/try-clients $(PYTHON)
 
 check: $(READY)  ## every contract on this machine's GPU, with a receipt

@@ -796,7 +796,7 @@ def grade_project(
     if not isinstance(grades, Iterable | int):
         raise DTypeError(
             f"grades is a {type(grades).__name__}: it must be a grade or several. "
-            "Use grade_project(x, grades, algebra), say with grades=(0, 2)."
+            "Use grade_project(x, grades, algebra), for example with grades=(0, 2)."
         )
     kept = {grades} if isinstance(grades, int) else set(grades)
     if isinstance(algebra, Algebra) and not kept <= set(range(algebra.n + 1)):

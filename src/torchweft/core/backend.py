@@ -43,7 +43,7 @@ def _why_not(backend: str, device: str) -> str | None:
         if device != "cpu":
             return f"numba serves CPU tensors, these are on {device}: move them with .cpu()"
         return None
-    return f"there is no such backend; the backends are {', '.join(BACKENDS)}"
+    return f"there is no such backend, only {', '.join(BACKENDS)}: correct the name"
 
 
 @functools.cache

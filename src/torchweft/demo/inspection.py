@@ -100,7 +100,9 @@ def _check(size: float | None, kernel: int, channels: int) -> None:
         )
     for name, value in (("--kernel", kernel), ("--channels", channels)):
         if value < 1:
-            raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name} 3, say.")
+            raise ShapeError(
+                f"{name} is {value}: it must be at least 1. Pass {name} 3, for example."
+            )
 
 
 def _page(

@@ -1,4 +1,4 @@
-"""What ranks must agree on, compared before anything is sent: an error of one is told on all."""
+"""What ranks must agree on, compared before anything is sent; an error of one is raised on all."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class _Comparison:
             self._work = distributed.all_reduce(self._extremes, largest, group, async_op=True)
 
     def wait(self) -> bool:
-        """Whether all ranks said the same, also beside; raises what is told of what must be so."""
+        """Whether all said the same, `beside` included; raises where `said` differs or failed."""
         if self._same is None:
-            self._same = False  # also of one that raises: it is told once
+            self._same = False  # a comparison that raised returns this from then on
             self._same = self._compared()
         return self._same
 

@@ -38,8 +38,8 @@ def propagate_errors(group: Group | None = None) -> Iterator[None]:
     - the rank that raised it raises it;
     - a rank that leaves the block, or whose call fails because the other has gone, raises a
       `RankError` with the rank and the error;
-    - a rank that waits in a collective, or computes on, for 5 s after it was told is ended by
-      `os._exit(1)`: nothing else ends a wait in gloo, and after the abort of a wait in NCCL its
+    - a rank that still waits in a collective, or computes, 5 s after it learns of the error exits
+      by `os._exit(1)`: nothing else ends a wait in gloo, and after the abort of a wait in NCCL its
       results would be read as numbers.
 
     Each rank also writes the error to the log `torchweft.distributed.faults`.  After an error the
@@ -126,7 +126,7 @@ class _Watch(threading.Thread):
             os._exit(1)
 
     def text(self, error: BaseException) -> str:
-        """What the others are told."""
+        """The text of an error for the other ranks."""
         if isinstance(error, RankError):
             return str(error)
         return (
@@ -135,7 +135,7 @@ class _Watch(threading.Thread):
         )
 
     def publish(self, text: str) -> str:
-        """The first error, which is this one if no other was told; waits until others heard it."""
+        """The first error of all ranks; waits until the others have read it if it is this one."""
         self.left.set()
         self.join()
         if self.told is not None:

@@ -345,7 +345,11 @@ def _checked(own: Tensor, needed: Tensor, owners: Owners) -> Mapping[str, Any]:
             f"needed holds row {row} more than once: each row is sent once. Use needed.unique()."
         )
     faults: Sequence[tuple[Tensor, str]] = (
-        (owners.rank < 0, "which no rank owns: every needed row must be in some rank's global_ids"),
+        (
+            owners.rank < 0,
+            "which no rank owns: after torch.distributed.init_process_group, every needed row "
+            "must be in some rank's global_ids",
+        ),
         (torch.isin(needed, own), "which this rank owns: a halo is of others' rows"),
     )
     for where, what in faults:

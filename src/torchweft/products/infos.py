@@ -152,7 +152,7 @@ class SparseScaleInfo(Movable, _ScaleFields):
 
 
 def as_info(name: str, given: Any, kind: type[I]) -> I:
-    """The info, or what a named tuple with the same fields holds: Equitorch's, say.
+    """The info, or what a named tuple with the same fields holds, for example Equitorch's.
 
     Raises:
         DTypeError: it has other fields.

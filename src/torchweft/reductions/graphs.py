@@ -158,7 +158,7 @@ def _checked(x: Tensor, batch: Tensor | None) -> Graph:
     """(N, D) points, and (N,) their items."""
     check_tensors(x=x)
     if not x.is_floating_point():
-        raise DTypeError(f"x is {x.dtype}: points are real numbers. Pass x.double(), say.")
+        raise DTypeError(f"x is {x.dtype}: points are real numbers. Pass x.double(), for example.")
     points = x.detach()[:, None] if x.dim() == 1 else x.detach()
     if points.dim() != 2 or not points.shape[1]:
         raise ShapeError(

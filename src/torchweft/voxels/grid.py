@@ -185,7 +185,8 @@ def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
     if len(numbers) != dim:
         raise ShapeError(
             f"{name} has {len(numbers)} numbers but the coordinates have {dim} axes: "
-            f"one number for all axes or {dim} are needed. Pass {name}={numbers[:1] * dim}, say."
+            f"one number for all axes or {dim} are needed. Pass "
+            f"{name}={numbers[:1] * dim}, for example."
         )
     if any(n < least for n in numbers):
         raise ShapeError(

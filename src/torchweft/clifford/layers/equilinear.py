@@ -445,7 +445,7 @@ class GradeDropout(MultivectorModule):
         if not 0 <= p < 1:
             raise ShapeError(
                 f"p is {p}: it is the probability that a grade is dropped, at least 0 and below "
-                "1. Pass p=0.1, say, or 0 for no dropout."
+                "1. Pass p=0.1, for example, or 0 for no dropout."
             )
         self.p = p
         self.register_buffer("_grades", torch.tensor(algebra.grades), persistent=False)

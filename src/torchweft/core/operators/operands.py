@@ -41,7 +41,7 @@ def check_tensors(**values: object) -> None:
         if not isinstance(value, Tensor):
             raise DTypeError(
                 f"{name} is a {type(value).__name__}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
+                f"Pass torch.as_tensor({name}), or correct the order of the arguments."
             )
         if value.layout is not torch.strided or value.is_nested:
             raise not_strided(name, value.layout)

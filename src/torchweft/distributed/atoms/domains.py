@@ -233,7 +233,7 @@ def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 def _check_parts(parts: int) -> None:
     if not isinstance(parts, int) or parts < 1:
-        raise ShapeError(f"parts is {parts!r}: it must be 1 or more. Pass parts=8, say.")
+        raise ShapeError(f"parts is {parts!r}: it must be 1 or more. Pass parts=8, for example.")
 
 
 def _check_weights(weights: Tensor | None, positions: Tensor) -> None:

@@ -112,7 +112,7 @@ class Ranks(rows_of_one.Whole):
         self._told: WeftError | None = None
 
     def agree(self, name: str, describe: Callable[[], Mapping[str, Any]]) -> None:
-        """Facts that are the same on every rank; an error of one is told on all."""
+        """Facts that are the same on every rank; an error of one is raised on all."""
         if compiling():
             raise BackendError(
                 f"{name} is compiled inside all_pairs: reductions over ranks run eagerly. Call it "

@@ -279,17 +279,18 @@ def _check(
     check_sparse(tensor)
     refuse(tensor.coordinates, "shard_voxels", "Shard the whole scene once.")
     given = tuple(
-        integer(f"{name} is", value, f". Pass {name}=2, say.")
+        integer(f"{name} is", value, f". Pass {name}=2, for example.")
         for name, value in (("rank", rank), ("world_size", world_size), ("block", block))
     )
     if given[:2] != world(group):
         raise ShapeError(
             f"rank is {rank} and world_size {world_size} but this process is rank "
-            f"{world(group)[0]} of {world(group)[1]}: they must be those of the group. Pass "
-            "torch.distributed.get_rank(group) and get_world_size(group)."
+            f"{world(group)[0]} of {world(group)[1]}: they must be those of the group. Call "
+            "torch.distributed.init_process_group first, and pass get_rank(group) and "
+            "get_world_size(group)."
         )
     if given[2] < 1:
-        raise ShapeError(f"block is {block}: it must be at least 1. Pass block=16, say.")
+        raise ShapeError(f"block is {block}: it must be at least 1. Pass block=16, for example.")
 
 
 def _facts(tensor: SparseTensor, whole: bool, block: int) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ def from_mace(model: nn.Module) -> nn.Module:
     if not any(map(_is_unconverted, model.modules() if isinstance(model, nn.Module) else ())):
         raise DTypeError(
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
-            "products of e3nn. Pass the model before it is scripted or converted otherwise."
+            "products of e3nn. Pass the loaded model before it is scripted or converted otherwise."
         )
     with all_or_nothing(model):
         for part in list(model.modules()):

@@ -112,8 +112,8 @@ def _check(model: Any) -> None:
         )
     raise DTypeError(
         f"from_nequip was given a {named}: it must hold layers TensorProductScatter of NequIP. "
-        "Pass the model before it is scripted or compiled; a model whose products and sums are "
-        "apart, as in NequIP before 0.7, goes to from_e3nn."
+        "Pass the loaded model before it is scripted or compiled; a model whose products and sums "
+        "are apart, as in NequIP before 0.7, goes to from_e3nn."
     )
 
 

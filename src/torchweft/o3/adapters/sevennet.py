@@ -60,8 +60,8 @@ def from_sevennet(model: nn.Module) -> nn.Module:
     if not found:
         raise DTypeError(
             f"from_sevennet was given a {type(model).__name__}: it must hold layers "
-            "IrrepsConvolution of SevenNet. Pass the AtomGraphSequential before it is scripted, "
-            "for example that of a calculator's `model`."
+            "IrrepsConvolution of SevenNet. Pass the loaded AtomGraphSequential before it is "
+            "scripted, for example that of a calculator's `model`."
         )
     with all_or_nothing(model):
         _convert(model)

@@ -147,13 +147,15 @@ class NeighbourList:
     def __init__(self, cutoff: float, skin: float = 0.5) -> None:
         for name, value in (("cutoff", cutoff), ("skin", skin)):
             if not hasattr(value, "__float__"):
-                raise DTypeError(f"{name} is {value!r}: it must be a number. Pass {name}=5.0, say.")
+                raise DTypeError(
+                    f"{name} is {value!r}: it must be a number. Pass {name}=5.0, for example."
+                )
         if not 0 < cutoff < float("inf"):
             raise ShapeError(
-                f"cutoff is {cutoff}: it must be a positive length. Pass cutoff=5.0, say."
+                f"cutoff is {cutoff}: it must be a positive length. Pass cutoff=5.0, for example."
             )
         if not 0 <= skin < float("inf"):
-            raise ShapeError(f"skin is {skin}: it must be 0 or more. Pass skin=0.5, say.")
+            raise ShapeError(f"skin is {skin}: it must be 0 or more. Pass skin=0.5, for example.")
         self.cutoff, self.skin = float(cutoff), float(skin)
         self.builds = 0
         self._of: System | None = None
@@ -334,7 +336,7 @@ def _check_cell(cell: Tensor | None, repeats: Tensor, positions: Tensor) -> None
     if repeats.dtype != torch.bool or not (repeats.shape in ((), (3,)) or _is_rows(repeats, 2)):
         raise ShapeError(
             f"pbc is {repeats.tolist()}: it must be a bool, three bools or (B, 3), whether images "
-            "repeat along each lattice vector. Pass pbc=True, say."
+            "repeat along each lattice vector. Pass pbc=True, for example."
         )
     if cell is None:
         if repeats.any():

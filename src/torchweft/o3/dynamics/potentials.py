@@ -74,7 +74,8 @@ def potential_of(
         )
     if cutoff is None:
         raise DTypeError(
-            "cutoff is None: a model of your own needs one for its edges. Pass cutoff=5.0, say."
+            "cutoff is None: a model of your own needs one for its edges. Pass "
+            "cutoff=5.0, for example."
         )
     _check_no_head(head, model)
     own = isinstance(model, nn.Module) and next(model.parameters(), None) is not None

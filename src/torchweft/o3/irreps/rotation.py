@@ -870,7 +870,7 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
                 f"a size is {size!r}: sizes must be integers. Pass each by itself, such as 2, 3."
             )
         if size < 0:
-            raise ShapeError(f"a size is {size}: sizes must be 0 or more. Pass 10, say.")
+            raise ShapeError(f"a size is {size}: sizes must be 0 or more. Pass 10, for example.")
 
 
 def check_last(name: str, a: Tensor, size: int) -> None:

@@ -651,7 +651,7 @@ def _sinc(x: Tensor) -> Tensor:
 
 def _check_number(name: str, value: object) -> None:
     if not compiling() and not hasattr(value, "__float__"):
-        raise DTypeError(f"{name} is {value!r}: it must be a number. Pass {name}=4, say.")
+        raise DTypeError(f"{name} is {value!r}: it must be a number. Pass {name}=4, for example.")
 
 
 def _check_positive(**numbers: float) -> None:

@@ -218,7 +218,7 @@ class WeightedModule(RowLayer):
     def _wanted(self) -> str:
         if self.shared_weights:
             return str((*self.dims, self.weight_numel))
-        return f"(…, {self.weight_numel})"
+        return f"(…, {self.weight_numel}), one set for each row or edge"
 
 
 class MixingOptions(TypedDict, total=False):

@@ -617,9 +617,9 @@ class TensorProductConv(InstructedModule):
             given = {"weight": weight, "radial": radial, "radial_weight": radial_weight}
             names = ", ".join(name for name, value in given.items() if value is not None)
             raise ShapeError(
-                f"{names} were given with shared_weights={self.shared_weights}: radial @ "
-                "radial_weight is the weight of the edges, in place of weight. Pass both and "
-                "no weight, to a module without shared_weights."
+                f"{names} were given with shared_weights={self.shared_weights}: the weights of "
+                "edges are radial @ radial_weight, or weight. Pass radial and radial_weight, and "
+                "no weight, to a module with shared_weights=False."
             )
         radial, radial_weight = same_kind(radial=radial, radial_weight=radial_weight)
         if radial.dim() != 2 or radial_weight.shape != (radial.shape[-1], self.weight_numel):

@@ -96,7 +96,7 @@ def grid_cluster(x: Tensor, size: float | Tensor, origin: float | Tensor | None 
     if given.device.type == "cpu" and not (given > 0).all():  # nobody waits for a device
         raise ShapeError(
             f"size is {given.tolist()}: the edge of a cell must be positive. Pass a length of the "
-            "data, say a hundredth of their diameter."
+            "data, for example a hundredth of their diameter."
         )
     labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     if not x.numel():

@@ -36,7 +36,7 @@ class Settings(NamedTuple):
         if not (self.p > 0 and self.blur > 0 and 0 < self.scaling < 1):
             raise ShapeError(
                 f"p is {self.p}, blur is {self.blur} and scaling {self.scaling}: p and blur must "
-                "be positive, scaling between 0 and 1. Pass a length of the data, and 0.5, say."
+                "be positive, scaling between 0 and 1. Pass blur=0.05, scaling=0.5, for example."
             )
         for name in ("reach", "diameter", "truncate"):
             value = getattr(self, name)

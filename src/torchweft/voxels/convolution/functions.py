@@ -298,7 +298,7 @@ def _checked(
         if options is not None:
             return operands, options
     groups, precision, backend = requested
-    groups = integer("groups is", groups, ". Pass groups=1, say.")
+    groups = integer("groups is", groups, ". Pass groups=1, for example.")
     if precision not in CONV_PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(CONV_PRECISIONS)}. "

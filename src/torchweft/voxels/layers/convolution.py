@@ -170,7 +170,7 @@ class SparseConvolution(SparseModule):
         if indice_key is None and self._needs_key:
             raise ShapeError(
                 f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
-                'same one. Pass indice_key="down", say, here and to that layer.'
+                'same one. Pass indice_key="down", for example, here and to that layer.'
             )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.indice_key, self.precision, self.backend = indice_key, precision, backend
@@ -773,7 +773,7 @@ SparseInverseConv3D = SparseInverseConv3d
 
 def _channels(**given: SupportsIndex) -> tuple[int, ...]:
     """The numbers of channels and groups as Python's integers, checked."""
-    numbers = {n: integer(f"{n} is", v, f". Pass {n}=16, say.") for n, v in given.items()}
+    numbers = {n: integer(f"{n} is", v, f". Pass {n}=16, for example.") for n, v in given.items()}
     found = tuple(numbers.values())
     for name, value in numbers.items():
         if value < 1:

@@ -214,7 +214,7 @@ def point_to_voxel(
     """
     low, high, edges, sizes = _grid_of_box(points, voxel_size, box)
     most = [
-        integer(f"{name} is", number, f". Pass {name}=32, say.")
+        integer(f"{name} is", number, f". Pass {name}=32, for example.")
         for name, number in (("max_points", max_points), ("max_voxels", max_voxels))
     ]
     if min(most) < 1:
@@ -273,7 +273,7 @@ def _grid_of_box(
     if corners.numel() % 2 or not 1 <= dim <= MOST_DIMENSIONS:
         raise ShapeError(
             f"box has {corners.numel()} numbers: it must have the least and the greatest corner "
-            "of 1 to 4 axes. Pass box=(x0, y0, z0, x1, y1, z1), say."
+            "of 1 to 4 axes. Pass box=(x0, y0, z0, x1, y1, z1), for example."
         )
     if points.dim() != 2 or points.shape[1] < dim:
         raise ShapeError(
@@ -372,7 +372,7 @@ def _edges(points: Tensor, size: Numbers, name: str = "size") -> Tensor:
     if not bool((edges > 0).all()) or not bool(edges.isfinite().all()):
         raise ShapeError(
             f"{name} is {edges.tolist()}: the edge of a voxel must be positive and finite. "
-            f"Pass {name}=0.05, say."
+            f"Pass {name}=0.05, for example."
         )
     return edges
 

@@ -53,7 +53,7 @@ def checked_batch_size(batch_size: int) -> int:
         found = operator.index(batch_size)
     except TypeError:
         raise DTypeError(
-            f"batch_size is {batch_size}: it must be an integer. Pass batch_size=1, say."
+            f"batch_size is {batch_size}: it must be an integer. Pass batch_size=1, for example."
         ) from None
     if found < 0:
         raise ShapeError(

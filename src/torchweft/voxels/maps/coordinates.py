@@ -544,7 +544,7 @@ class Coordinates:
         except TypeError:
             raise DTypeError(
                 f"{name} is {numbers}: it must hold {self.dim} integers, one for each spatial "
-                f"column of coords. Pass {name}={(64,) * self.dim}, say."
+                f"column of coords. Pass {name}={(64,) * self.dim}, for example."
             ) from None
         if len(found) != self.dim or min(found) < 0:
             raise ShapeError(

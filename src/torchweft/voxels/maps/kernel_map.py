@@ -139,7 +139,7 @@ class KernelMap(NamedTuple):
         Raises:
             IndexRangeError: no such position.
         """
-        k, offsets = integer("k is", k, ". Pass 4, say."), self.geometry.num_offsets
+        k, offsets = integer("k is", k, ". Pass 4, for example."), self.geometry.num_offsets
         if not -offsets <= k < offsets:
             raise IndexRangeError(
                 f"k is {k} but the map has {offsets} offsets: it must lie in 0..{offsets - 1}. "

@@ -133,12 +133,14 @@ def greedy_group(
             f"slots is a {type(slots).__name__}: it must be a list of counts, descending. "
             "Pass counts[offsets_active] of a map."
         )
-    counts = [integer("an entry of slots is", n, ". Pass 4, say.") for n in slots]
+    counts = [integer("an entry of slots is", n, ". Pass 4, for example.") for n in slots]
     limits = {"alignment": alignment, "max_group": max_group}
     limits |= {} if max_slots is None else {"max_slots": max_slots}
     for name, value in limits.items():
-        if integer(f"{name} is", value, ". Pass 4, say.") < 1:
-            raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name}=4, say.")
+        if integer(f"{name} is", value, ". Pass 4, for example.") < 1:
+            raise ShapeError(
+                f"{name} is {value}: it must be at least 1. Pass {name}=4, for example."
+            )
     for place, (before, after) in enumerate(itertools.pairwise(counts)):
         if before < after:
             raise ShapeError(
@@ -237,7 +239,7 @@ def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:
-    integer(f"{name} is", limit, ". Pass 4, say.")
+    integer(f"{name} is", limit, ". Pass 4, for example.")
     if not values.numel():
         return
     low, high = (int(v) for v in values.aminmax())
