@@ -3,6 +3,7 @@
 Seen red with: the check of the weight's order, of the blades, and of the dtypes taken out.
 """
 
+import inspect
 import re
 
 import pytest
@@ -122,8 +123,35 @@ def test_options():
         call("wedge", X, X, blade_dim=1)
     with raises(torchweft.ShapeError, ValueError, r"grades?.*4.*0.*3"):
         clifford.grade_project(X, 4, SPACE)
-    with raises(torchweft.DTypeError, TypeError, r"algebra is \(1, 1, 1\).*Pass Algebra"):
-        clifford.wedge(X, X, (1, 1, 1))
+
+
+ROWS = torch.zeros(8, 3, 3, 6)  # with heads, items and features
+NEEDED = {"points": ROWS[0], "features": 2, "in_features": 2, "out_features": 2, "n_features": 2}
+NEEDED |= {"hidden": 2, "hidden_features": 2, "in_channels": 2, "out_channels": 2, "heads": 1}
+NEEDED |= {"kernel_size": 3, "grades": [1], "source": {}, "blade_dim": 0}
+TAKING_ALGEBRAS = [
+    name for name in clifford.__all__
+    if callable(getattr(clifford, name))
+    and "algebra" in inspect.signature(getattr(clifford, name)).parameters
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKING_ALGEBRAS)
+def test_a_metric_is_no_algebra(name):
+    """Red before with an AttributeError: the convolutions, CGLayer, loaders and six functions."""
+    taker = getattr(clifford, name)
+    given = {
+        p.name: NEEDED.get(p.name, 2 if p.annotation == "int" else ROWS)
+        for p in inspect.signature(taker).parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    }
+    with raises(torchweft.DTypeError, TypeError, r"algebra is a tuple: .*Algebra.*Pass Algebra"):
+        taker(**(given | {"algebra": (1, 1, 1)}))
+
+
+def test_a_weight_in_the_place_of_the_algebra():
+    with raises(torchweft.DTypeError, TypeError, r"algebra is a Tensor: .*order.*algebra=…"):
+        clifford.geometric_product(X, X, WEIGHT, SPACE)
 
 
 def test_shapes_that_do_not_broadcast():

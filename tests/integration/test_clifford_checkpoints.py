@@ -33,7 +33,7 @@ from torchweft.clifford.layers.convolution import CliffordConv2d
 from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
 from torchweft.clifford.layers.lgatr import LGATR_2, LGATr
 from torchweft.clifford.layers.transformers import GATr, equivariant_join
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 
 X = torch.arange(1.0, 17, dtype=torch.float64)
 
@@ -438,6 +438,31 @@ def test_a_state_dict_needs_its_configuration(load):
     state = {"blocks.0.mlp.layers.2.b": torch.ones(1)}
     with pytest.raises(ShapeError, match=r"without its configuration.*Pass the module itself"):
         load(state, *algebra)
+
+
+LOADERS = {
+    "GATr": from_gatr,
+    "L-GATr": from_lgatr,
+    "CEGNN": functools.partial(from_cegnn, algebra=SPACETIME),
+    "cliffordlayers": functools.partial(from_cliffordlayers, configuration={}),
+}
+
+
+@pytest.mark.parametrize("project", LOADERS)
+def test_what_holds_nothing_of_the_project_is_refused(project):
+    """Red before: the given state came back as it was; other objects ended in AttributeErrors."""
+    load = LOADERS[project]
+    with pytest.raises(DTypeError, match=rf"x\.y was given: .* of a layer of {project}, of which"):
+        load({"x.y": torch.ones(2)})
+    with pytest.raises(DTypeError, match=rf"a NoneType was given: .* module of {project}.* Pass"):
+        load(None)
+    assert not load({})  # of a layer without parameters
+
+
+@pytest.mark.parametrize("project", ["GATr", "L-GATr", "CEGNN"])
+def test_a_module_of_torch_alone_is_refused(project):
+    with pytest.raises(DTypeError, match="weight, bias was given: .*Pass the module"):
+        LOADERS[project](torch.nn.Linear(2, 2))
 
 
 def test_factors_have_the_precision_of_the_checkpoint():

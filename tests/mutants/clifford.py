@@ -18,7 +18,21 @@ CONNECTED = "tests/contract/test_clifford_fc_kernels.py"
 MIXED = "tests/contract/test_clifford_mixed.py"
 LAUNCHES = "tests/contract/test_clifford_launches.py"
 
+CHECKPOINTS = "tests/integration/test_clifford_checkpoints.py -k refused"
+
 MUTANTS = [
+    Mutant(
+        "a convolution takes a metric for an algebra",
+        "        check_algebra(algebra)\n        self.backend = backend\n",
+        "        self.backend = backend\n",
+        "tests/contract/test_clifford_errors.py",
+    ),
+    Mutant(
+        "a loader returns a state that is of no layer that it converts",
+        "if state and all(converted.get(name) is tensor for name, tensor in state.items()):",
+        "if not state:",
+        CHECKPOINTS,
+    ),
     Mutant(
         "attention takes any option for type checkers",
         "**options: Unpack[SelfAttentionOptions]",

@@ -23,6 +23,7 @@ __all__ = [
     "backend_for",
     "backend_on",
     "blades_first",
+    "check_algebra",
     "norm_words",
     "program_rows",
 ]
@@ -103,6 +104,7 @@ class RowFunction:
         self, given: Sequence[Tensor], algebra: Algebra, blade_dim: int
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The multivectors (B, batch…, F) of one shape, and the parameters, all of one dtype."""
+        check_algebra(algebra)
         count, names = len(self._multivectors), (*self._multivectors, *self._parameters)
         named = dict(zip(names, given, strict=False))
         check_tensors(**named)  # None too is no tensor
@@ -169,13 +171,19 @@ def program_rows(
     return prepare
 
 
-def blades_first(algebra: Algebra, blade_dim: int, **multivectors: Tensor) -> list[Tensor]:
-    """Views (B, rows…, F) of multivectors with blades along dimension 0 or −1."""
+def check_algebra(algebra: object) -> None:
+    """Raise DTypeError unless it is an Algebra."""
     if not isinstance(algebra, Algebra):
         raise DTypeError(
-            f"algebra is {algebra!r}: it must be a torchweft.clifford.Algebra. "
-            "Pass Algebra((1, 1, 1)) or Algebra.cl(3)."
+            f"algebra is a {type(algebra).__name__}: it must be a torchweft.clifford.Algebra. Pass "
+            "Algebra.cl(p, q, r) or Algebra(metric), or correct the order of the arguments: "
+            "algebra=… finds its place."
         )
+
+
+def blades_first(algebra: Algebra, blade_dim: int, **multivectors: Tensor) -> list[Tensor]:
+    """Views (B, rows…, F) of multivectors with blades along dimension 0 or −1."""
+    check_algebra(algebra)
     if blade_dim not in (0, -1):
         raise ShapeError(
             f"blade_dim is {blade_dim}: it must be 0 for (B, batch…, F) or -1 for (batch…, F, B)."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.calls import blades_first
+from torchweft.clifford.calls import blades_first, check_algebra
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import ShapeError
 
@@ -314,6 +314,7 @@ def embed_vector(vectors: Tensor, algebra: Algebra, *, blade_dim: int = 0) -> Te
         >>> clifford.embed_vector(vectors, clifford.Algebra((1, 1))).flatten()
         tensor([0., 1., 2., 0.])
     """
+    check_algebra(algebra)
     parts = _components("vectors", vectors, algebra.n)
     return _multivector([1, *parts, algebra.num_blades - algebra.n - 1], blade_dim)
 
@@ -361,6 +362,7 @@ def embed_scalar(scalars: Tensor, algebra: Algebra, *, blade_dim: int = 0) -> Te
         >>> clifford.embed_scalar(torch.tensor([[5.0]]), clifford.Algebra((1, 1))).flatten()
         tensor([5., 0., 0., 0.])
     """
+    check_algebra(algebra)
     return _multivector([*_components("scalars", scalars, 1), algebra.num_blades - 1], blade_dim)
 
 
@@ -407,6 +409,7 @@ def embed_pseudoscalar(pseudoscalars: Tensor, algebra: Algebra, *, blade_dim: in
         >>> clifford.embed_pseudoscalar(torch.tensor([[5.0]]), clifford.Algebra((1, 1))).flatten()
         tensor([0., 0., 0., 5.])
     """
+    check_algebra(algebra)
     parts = _components("pseudoscalars", pseudoscalars, 1)
     return _multivector([algebra.num_blades - 1, *parts], blade_dim)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first
+from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first, check_algebra
 from torchweft.clifford.functions import (
     geometric_product,
     grade_project,
@@ -291,6 +291,7 @@ def inverse(
         >>> clifford.inverse(vector, clifford.Algebra((1, 1))).flatten()[1]
         tensor(0.5000)
     """
+    check_algebra(algebra)
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
             f"inverse was called in {algebra}, n = {algebra.n}: it needs n ≤ "
@@ -397,6 +398,7 @@ def log(
         >>> clifford.log(clifford.exp(bivector, plane), plane).flatten().round(decimals=4) + 0.0
         tensor([0.0000, 0.0000, 0.0000, 0.5000])
     """
+    check_algebra(algebra)
     if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
             f"log was called in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "

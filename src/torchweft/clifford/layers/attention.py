@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.calls import RowFunction, program_rows
+from torchweft.clifford.calls import RowFunction, check_algebra, program_rows
 from torchweft.clifford.layers.equilinear import (
     EquiLayerNorm,
     GradeDropout,
@@ -131,6 +131,7 @@ def geometric_attention(
         >>> with sdpa_kernel(SDPBackend.MATH):  # for gradients of gradients
         ...     y, t = clifford.geometric_attention(x, x, x, scalars, scalars, scalars)
     """
+    check_algebra(algebra)
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
     _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
     weighted = weights is not None and algebra.metric.count(0) == 1

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.calls import backend_for
+from torchweft.clifford.calls import backend_for, check_algebra
 from torchweft.core.operators.operands import check_tensors, widened
 from torchweft.errors import DTypeError, ShapeError
 
@@ -55,11 +55,7 @@ class MultivectorModule(nn.Module):
 
     def __init__(self, algebra: Algebra, blade_dim: int = 0, backend: str | None = None) -> None:
         super().__init__()
-        if not isinstance(algebra, Algebra):
-            raise DTypeError(
-                f"algebra is a {type(algebra).__name__}: it must be an Algebra. "
-                "Pass Algebra.cl(p, q, r) or Algebra(metric)."
-            )
+        check_algebra(algebra)
         if blade_dim not in (0, -1):
             raise ShapeError(
                 f"blade_dim is {blade_dim}: it must be 0, for (B, batch…, F), or -1, for "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.clifford.algebra import SPACETIME, Algebra
+from torchweft.clifford.calls import check_algebra
 from torchweft.clifford.layers.basic import MultivectorLinear, MVLayerNorm, MVSiLU
 from torchweft.clifford.layers.cegnn import (
     FullyConnectedSteerableGeometricProduct,
@@ -216,6 +217,7 @@ class CGLayer(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
+        check_algebra(algebra)
         self.algebra, self.backend = algebra, backend
         invariants = features * (algebra.n + 1)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.clifford.algebra import PGA, Algebra
+from torchweft.clifford.calls import check_algebra
 from torchweft.clifford.layers.origins import (
     CEGNN,
     CLIFFORDLAYERS,
@@ -31,7 +32,7 @@ from torchweft.clifford.layers.origins import (
     checked,
     configuration_of,
 )
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 
 __all__ = ["from_cegnn", "from_cliffordlayers", "from_gatr", "from_lgatr"]
 
@@ -59,6 +60,7 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
         of an algebra in the state dict, stay as they are.
 
     Raises:
+        DTypeError: nothing of the project was given.
         ShapeError: an option without a counterpart, or a state dict with gates without its
             configuration.
 
@@ -73,13 +75,16 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
         >>> layer.load_state_dict(clifford.from_cegnn(state, algebra))
         <All keys matched successfully>
     """
+    check_algebra(algebra)
     state, given = _read(source, configuration, _of_a_gate, CEGNN)
     checked(given, CEGNN)
-    return {
+    converted = {
         name: _cegnn_tensor(name, tensor, state, algebra)
         for name, tensor in state.items()
         if "algebra" not in name.split(".")  # their tables, saved with every module
     }
+    _check_converted(converted, state, CEGNN)
+    return converted
 
 
 def from_gatr(
@@ -99,6 +104,7 @@ def from_gatr(
         these factors go into the weights.
 
     Raises:
+        DTypeError: nothing of the project was given.
         ShapeError: an option without a counterpart, another number of maps, or the state dict of a
             network without its configuration.
 
@@ -111,6 +117,7 @@ def from_gatr(
         >>> clifford.EquiLinear(8, 16).load_state_dict(clifford.from_gatr(state))
         <All keys matched successfully>
     """
+    check_algebra(algebra)
     state, given = _read(source, configuration, _of_a_network, GATR)
     sizes = torch.tensor(
         [math.comb(algebra.n, g) for g in range(algebra.n + 1)]
@@ -120,6 +127,7 @@ def from_gatr(
     options = checked(given, GATR)
     converted = _transformer(state, 1 / sizes)
     renamed = {name.replace("mlp.linears.0.", "mlp.linear."): t for name, t in converted.items()}
+    _check_converted(renamed, state, GATR)
     return _with_options(renamed, options)
 
 
@@ -143,6 +151,7 @@ def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
         names differ.
 
     Raises:
+        DTypeError: nothing of the project was given.
         ShapeError: an option without a counterpart, or the state dict of a network without its
             configuration.
 
@@ -167,6 +176,7 @@ def from_lgatr(source: Source, *, configuration: Configuration = None) -> State:
         return _with_options(_slim(state), options, "gelu_tanh")
     converted = _transformer(state, None)
     renamed = {name.replace("mlp.bilinear.", "mlp."): t for name, t in converted.items()}
+    _check_converted(renamed, state, LGATR)
     gelu = "gelu_tanh" if _is_second(state) else "gelu"
     return _with_options(renamed, options, gelu, _cross_attentions(state))
 
@@ -184,6 +194,7 @@ def from_cliffordlayers(source: Source, *, configuration: Configuration = None) 
         same.
 
     Raises:
+        DTypeError: nothing of the project was given.
         ShapeError: an option without a counterpart, or a state dict without its configuration.
 
     Source: https://github.com/microsoft/cliffordlayers.
@@ -209,6 +220,7 @@ def from_cliffordlayers(source: Source, *, configuration: Configuration = None) 
             out[name] = tensor
     for stem, parts in blades.items():
         out[stem] = torch.stack([tensor for _, tensor in sorted(parts, key=lambda part: part[0])])
+    _check_converted(out, state, CLIFFORDLAYERS)
     return out
 
 
@@ -218,6 +230,11 @@ def _read(
     """The state dict, and the options of the module or those given."""
     if isinstance(source, nn.Module):
         return source.state_dict(), configuration_of(source, origin)
+    if not isinstance(source, Mapping):
+        raise DTypeError(
+            f"a {type(source).__name__} was given: a loader takes a module of {origin.name}, or "
+            "its state dict. Pass the module, or torch.load(path)."
+        )
     if configuration is None and any(map(hides, source)):
         raise ShapeError(
             f"a state dict of {origin.name} was given without its configuration: it does not show "
@@ -225,6 +242,17 @@ def _read(
             "that it was built with ({} if it has the defaults)."
         )
     return source, [configuration or {}]
+
+
+def _check_converted(converted: State, state: Mapping[str, Tensor], origin: Origin) -> None:
+    """Raise where tensors were given and all stayed as they are: none is of the project."""
+    if state and all(converted.get(name) is tensor for name, tensor in state.items()):
+        names = list(state)
+        shown = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+        raise DTypeError(
+            f"a state with {shown} was given: it must hold tensors of a layer of {origin.name}, "
+            "of which there is none. Pass the module of the original, or its state dict."
+        )
 
 
 def _of_a_gate(name: str) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.calls import check_algebra
 from torchweft.errors import BackendError, ShapeError
 
 __all__ = ["CliffordConv1d", "CliffordConv2d", "CliffordConv3d", "clifford_conv"]
@@ -54,6 +55,7 @@ def clifford_conv(
         (N, C_out, spatial…, B) in x's dtype.
 
     Raises:
+        DTypeError: an algebra that is no Algebra.
         ShapeError: a weight or x that does not fit the algebra, the groups or each other.
 
     Error and cost: those of torch's convolution of B·C channels.
@@ -67,6 +69,7 @@ def clifford_conv(
         >>> clifford.clifford_conv(x, weight, None, clifford.Algebra((1, 1)), padding=1).shape
         torch.Size([1, 3, 16, 16, 4])
     """
+    check_algebra(algebra)
     table = algebra.cayley(weight.dtype).to(weight.device)
     return _convolve(x, weight, bias, table, stride, padding, dilation, groups)
 
@@ -133,6 +136,7 @@ class _CliffordConv(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
+        check_algebra(algebra)
         self.backend = backend
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(
@@ -203,6 +207,7 @@ class CliffordConv1d(_CliffordConv):
         bias: the parameter (B, C_out), or None.
 
     Raises:
+        DTypeError: an algebra that is no Algebra.
         ShapeError: groups that do not divide the channels, or another number of kernel sizes.
         BackendError: from a call, another backend was requested.
 
@@ -241,6 +246,7 @@ class CliffordConv2d(_CliffordConv):
         bias: the parameter (B, C_out), or None.
 
     Raises:
+        DTypeError: an algebra that is no Algebra.
         ShapeError: groups that do not divide the channels, or another number of kernel sizes.
         BackendError: from a call, another backend was requested.
 
@@ -279,6 +285,7 @@ class CliffordConv3d(_CliffordConv):
         bias: the parameter (B, C_out), or None.
 
     Raises:
+        DTypeError: an algebra that is no Algebra.
         ShapeError: groups that do not divide the channels, or another number of kernel sizes.
         BackendError: from a call, another backend was requested.
 

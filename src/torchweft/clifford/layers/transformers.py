@@ -16,7 +16,13 @@ from torch.nn import functional
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.calls import RowFunction, backend_for, backend_on, program_rows
+from torchweft.clifford.calls import (
+    RowFunction,
+    backend_for,
+    backend_on,
+    check_algebra,
+    program_rows,
+)
 from torchweft.clifford.layers.attention import (
     Reinserted,
     Reinsertion,
@@ -117,6 +123,7 @@ def equivariant_join(
         >>> clifford.equivariant_join(x, x, x.mean((-2, -1), keepdim=True)).shape
         torch.Size([16, 10, 8])
     """
+    check_algebra(algebra)
     orientation = _orientation(reference.movedim(blade_dim, 0), algebra).unsqueeze(blade_dim)
     return orientation * join(x, y, algebra, blade_dim=blade_dim, backend=backend)
 
