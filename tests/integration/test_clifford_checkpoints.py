@@ -461,7 +461,7 @@ def test_what_holds_nothing_of_the_project_is_refused(project):
 
 @pytest.mark.parametrize("project", ["GATr", "L-GATr", "CEGNN"])
 def test_a_module_of_torch_alone_is_refused(project):
-    with pytest.raises(DTypeError, match="weight, bias was given: .*Pass the module"):
+    with pytest.raises(DTypeError, match=r"weight, bias was given: .*Pass the module"):
         LOADERS[project](torch.nn.Linear(2, 2))
 
 
