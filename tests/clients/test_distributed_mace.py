@@ -205,7 +205,7 @@ def test_faults_are_told_on_every_rank():
     assert "potential was given a Linear: only energies of MACE" in other
     assert "compute_hessian, and rows of other ranks: only energies" in rare
     assert "the halo" in rows
-    assert "options differs between the ranks" in options
+    assert "the ranks differ in options" in options
 
 
 def test_models_of_other_results_are_told_apart():

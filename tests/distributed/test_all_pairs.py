@@ -421,43 +421,43 @@ FAULTS = {
     "formula": (
         lambda rank, x, y, b: (Vi(x) | Vj(y)).sum(1) if rank else Vi(x).sqdist(Vj(y)).sum(1),
         ShapeError,
-        "formula differs between the ranks",
+        "the ranks differ in formula",
     ),
     "reduction": (
         lambda rank, x, y, b: (Vi(x) | Vj(y)).reduction(["Sum", "LogSumExp"][rank], axis=1),
         ShapeError,
         "rank 0 has Sum over axis 1 in all_pairs and rank 1 has LogSumExp over axis 1",
     ),
-    "dimensions": (_mixed, ShapeError, "dimensions differs between the ranks"),
+    "dimensions": (_mixed, ShapeError, "the ranks differ in dimensions"),
     "dtype": (
         lambda rank, x, y, b: (
             Vi(x.float() if rank else x).sqdist(Vj(y.float() if rank else y)).sum(1)
         ),
         ShapeError,
-        "dtype differs between the ranks, rank 0 has torch.float64 and rank 1 has torch.float32",
+        "the ranks differ in dtype, rank 0 has torch.float64 and rank 1 has torch.float32",
     ),
     "k": (
         lambda rank, x, y, b: Vi(x).sqdist(Vj(y)).argKmin(2 + rank, 1),
         ShapeError,
-        "k differs between the ranks, rank 0 has 2 and rank 1 has 3",
+        "the ranks differ in k, rank 0 has 2 and rank 1 has 3",
     ),
     "gradients": (
         lambda rank, x, y, b: Vi(x.clone().requires_grad_(rank == 0)).sqdist(Vj(y)).sum(1),
         ShapeError,
-        "requires_grad differs between the ranks",
+        "the ranks differ in requires_grad",
     ),
     "masked": (
         lambda rank, x, y, b: (Vi(x) | Vj(y)).sum(
             1, ranges=mask_of(torch.ones(len(x), 4, dtype=torch.bool)) if rank else None
         ),
         ShapeError,
-        "ranges differs between the ranks",
+        "the ranks differ in ranges",
     ),
     "an argument": (_wrong_argument, ShapeError, "rank 1: y is (4, 1) but declared Vj(2)"),
     "settings": (
         lambda rank, x, y, b: SamplesLoss(blur=0.1 + rank)(x, y),
         ShapeError,
-        "settings differs between the ranks",
+        "the ranks differ in settings",
     ),
     "weights": (
         lambda rank, x, y, b: SamplesLoss()(
@@ -477,7 +477,7 @@ FAULTS = {
         DTypeError,
         "rank 1: x is torch.float64 but y is torch.float32",
     ),
-    "tolerance": (_solved_apart, ShapeError, "eps differs between the ranks"),
+    "tolerance": (_solved_apart, ShapeError, "the ranks differ in eps"),
     "columns of a mask": (_ranges, IndexRangeError, "rank 1: "),
     "a mask for each entry": (_entries, ShapeError, "all entries of a batch share one"),
     "a mask of one axis": (

@@ -119,7 +119,7 @@ def test_ranks_that_differ():
     first, second = run(differing, 2)
     assert first == second
     assert "rank 1: the data has" in first[0]
-    assert "options differs between the ranks" in first[1]
+    assert "the ranks differ in options" in first[1]
 
 
 def changed(rank, size, group):

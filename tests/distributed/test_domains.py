@@ -214,11 +214,11 @@ LINE = torch.arange(12.0, dtype=F64).reshape(4, 3)
 FAULTS = {
     "cells differ": (
         lambda r, g: Domains(LINE, (1 + r) * torch.eye(3, dtype=F64), True, group=g),
-        "cell differs between the ranks",
+        "the ranks differ in cell",
     ),
     "parts differ": (
         lambda r, g: Domains(LINE, parts=1 + r, group=g),
-        "parts differs between the ranks, rank 0 has 1 and rank 1 has 2",
+        "the ranks differ in parts, rank 0 has 1 and rank 1 has 2",
     ),
     "no parts": (lambda r, g: Domains(LINE, parts=0, group=g), "parts is 0: it must be 1 or more"),
     "not a number": (
@@ -248,7 +248,7 @@ FAULTS = {
     ),
     "kinds": (
         lambda r, g: Domains(LINE, group=g).migrate(torch.arange(4), LINE, x(4, 1 + r)),
-        "shapes of rows differs between the ranks",
+        "the ranks differ in shapes of rows",
     ),
     "int32": (
         lambda r, g: Domains(LINE, group=g).migrate(torch.arange(4).int(), LINE),
@@ -264,7 +264,7 @@ FAULTS = {
     ),
     "cutoffs": (
         lambda r, g: DistributedNeighbourList(1.0 + r, group=g)(torch.arange(4), LINE),
-        "cutoff differs between the ranks, rank 0 has 1.0 and rank 1 has 2.0",
+        "the ranks differ in cutoff, rank 0 has 1.0 and rank 1 has 2.0",
     ),
     "owned twice": (
         lambda r, g: DistributedNeighbourList(1.0, group=g)(torch.arange(4), LINE),

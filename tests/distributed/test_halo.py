@@ -264,8 +264,8 @@ F32, F64 = torch.float32, torch.float64
 @pytest.mark.parametrize(
     ("shapes", "dtypes", "text"),
     [
-        ([(0, 3), (0, 4)], [F32, F32], "shape of a row differs between the ranks, rank 0 has (3,)"),
-        ([(0, 3), (0, 3)], [F32, F64], "dtype differs between the ranks, rank 0 has torch.float32"),
+        ([(0, 3), (0, 4)], [F32, F32], "the ranks differ in shape of a row, rank 0 has (3,)"),
+        ([(0, 3), (0, 3)], [F32, F64], "the ranks differ in dtype, rank 0 has torch.float32"),
         ([(0, 3), (1, 3)], [F32, F32], "rank 1: halo(x): the rows are (1, 3): this rank has 0"),
     ],
 )

@@ -5,12 +5,15 @@ Seen red with: the agreement of a group of one rank.
 
 import threading
 
+import pytest
 import torch
 
 from tests.ranks import run
 from torchweft.core.collectives import all_sum, exchange, total
 from torchweft.core.private import DispatchMode
-from torchweft.distributed import Halo, propagate_errors, shard_voxels
+from torchweft.distributed import Halo, all_pairs, propagate_errors, shard_voxels
+from torchweft.errors import ShapeError
+from torchweft.reductions import Vi, Vj
 from torchweft.voxels import SparseTensor
 
 
@@ -42,6 +45,24 @@ def alone(rank=0, size=1, group=None):
 
 def test_nothing_is_added_without_a_group():
     assert alone() == []
+
+
+def test_processes_of_torchrun_need_a_group(monkeypatch):
+    """Red before: each process reduced over its own rows alone and said nothing."""
+    x = torch.ones(2, 1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with all_pairs():
+        assert (Vi(x) - Vj(x)).abs().sum(1).tolist() == [[0.0], [0.0]]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ShapeError, match=r"torchrun started 2 .* Call .*init_process_group"),
+        all_pairs(),
+    ):
+        pass
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # another program may set WORLD_SIZE
+    with all_pairs():
+        pass
 
 
 def test_nothing_is_added_by_a_group_of_one_rank():

@@ -456,16 +456,16 @@ def faults(rank, size, group):
 
 
 FAULTS = [
-    "scene differs between the ranks",
-    "stride differs between the ranks, rank 0 has (1, 1, 1) and rank 1 has (2, 2, 2)",
-    "spatial_shape differs between the ranks, rank 0 has (14, 9, 9) and rank 1 has (14, 9, 10)",
-    "block differs between the ranks, rank 0 has 8 and rank 1 has 9",
+    "the ranks differ in scene",
+    "the ranks differ in stride, rank 0 has (1, 1, 1) and rank 1 has (2, 2, 2)",
+    "the ranks differ in spatial_shape, rank 0 has (14, 9, 9) and rank 1 has (14, 9, 10)",
+    "the ranks differ in block, rank 0 has 8 and rank 1 has 9",
     "rank 0: block is 0: it must be at least 1",
     "rank 1: rank is 0 and world_size 2 but this process is rank 1 of 2",
     "rank 1: tensor is a Tensor",
     "rows repeat another",
     "rows repeat another",
-    "layer differs between the ranks",
+    "the ranks differ in layer",
     "was given no coordinates",
 ]
 

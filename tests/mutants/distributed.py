@@ -17,6 +17,12 @@ POTENTIALS = "tests/distributed/test_potentials.py"
 
 MUTANTS = [
     Mutant(
+        "a process of torchrun without a group reduces over its own rows alone",
+        "if size > 1 and not begun and distributed.is_torchelastic_launched():",
+        "if size < 1:",
+        "tests/distributed/test_one_rank.py",
+    ),
+    Mutant(
         "a halo's rows are left in the order of their owners",
         "if not bool((order[1:] > order[:-1]).all()):",
         "if False:",

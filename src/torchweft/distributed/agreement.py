@@ -217,8 +217,8 @@ def _told(name: str, told: list[Any]) -> WeftError:
     key = next(key for key in keys if len({str(fact.get(key)) for fact in facts}) > 1)
     values = {rank: str(fact.get(key)) for rank, fact in enumerate(facts)}
     return ShapeError(
-        f"{name}: {key} differs between the ranks, {_differing(values)}: it must be the same on "
-        f"every rank. Call it with the same {key} everywhere."
+        f"{name}: the ranks differ in {key}, {_differing(values)}: every rank must give the same. "
+        f"Call it with the same {key} everywhere."
     )
 
 

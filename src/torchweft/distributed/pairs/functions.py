@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from torchweft.core import private
 from torchweft.core.collectives import Group, exchange, largest, total, world
@@ -73,6 +74,7 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
     Raises:
         ShapeError, WeftError: on every rank, before rows are sent, where ranks make different
             calls, or a call raises an error on some rank; `all_pairs` can still be used.
+        ShapeError: torchrun started several processes, which have not made a process group.
         BackendError: under torch.compile; for multiscale transport.
 
     Cost: M · N_all pairs on this rank for its M rows, memory for its rows and two blocks of
@@ -89,6 +91,7 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
                 [1.]])
     """
     if world(group)[1] == 1:
+        _check_begun()
         yield
         return
     ranks = Ranks(group)
@@ -100,6 +103,17 @@ def all_pairs(group: Group | None = None) -> Iterator[None]:
             ranks.tell(error)
             raise
     ranks.agree("the end of all_pairs", dict)
+
+
+def _check_begun() -> None:
+    """Raise where torchrun started several processes, and this one would take itself for all."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    begun = not distributed.is_available() or distributed.is_initialized()
+    if size > 1 and not begun and distributed.is_torchelastic_launched():
+        raise ShapeError(
+            f"torchrun started {size} processes and this one is in no process group: all_pairs "
+            "would reduce over its rows alone. Call torch.distributed.init_process_group first."
+        )
 
 
 class Ranks(rows_of_one.Whole):
