@@ -97,6 +97,19 @@ def test_what_is_unknown():
         from_e3nn(stand_in("TensorSquare", None))
 
 
+def test_models_that_are_not_what_was_asked_for():
+    """Red before: to_e3nn returned the state; check named from_e3nn, which nobody had called."""
+    with pytest.raises(DTypeError, match=r"to_e3nn was given a ReLU: .*layers of torchweft\. Pass"):
+        o3.to_e3nn(torch.nn.ReLU())
+    with pytest.raises(DTypeError, match=r"check was given a Linear: .* layers of e3nn, or .*MACE"):
+        o3.check(torch.nn.Linear(2, 2), torch.ones(1, 2))
+
+    class Own(o3.Linear):
+        pass
+
+    assert "0.weight" in o3.to_e3nn(torch.nn.Sequential(Own("2x0e", "2x0e")))
+
+
 class Doubled(torch.nn.Module):
     """A parametrization."""
 

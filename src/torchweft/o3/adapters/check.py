@@ -20,7 +20,7 @@ from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
-from torchweft.o3.adapters.replacing import is_of
+from torchweft.o3.adapters.replacing import holds, is_of
 from torchweft.o3.adapters.sevennet import from_sevennet
 
 __all__ = ["Comparison", "Report", "Turned", "check"]
@@ -165,6 +165,12 @@ def _converter(model: nn.Module) -> Callable[[nn.Module], nn.Module]:
     for (package, name), convert in _CONVERTERS.items():
         if any(is_of(package, name, module) for module in modules):
             return convert
+    if not holds("e3nn", model):
+        raise DTypeError(
+            f"check was given a {type(model).__name__}: it must be, or hold, layers of e3nn, or be "
+            "a model of MACE, NequIP, Allegro or SevenNet. Pass the model as its library made it, "
+            "before a conversion."
+        )
     return from_e3nn
 
 

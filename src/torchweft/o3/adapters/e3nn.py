@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers, rest_of_state
+from torchweft.o3.adapters.replacing import holding, holds, is_of, replace_layers, rest_of_state
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.irreps.wigner import wigner_3j
 from torchweft.o3.layers.gates_and_norms import (
@@ -88,6 +88,9 @@ def to_e3nn(module: nn.Module) -> dict[str, Tensor]:
         that `original.load_state_dict(to_e3nn(module))` is strict.  Tables are those that the
         original had when it was converted, on the CPU; they are references, not copies.
 
+    Raises:
+        DTypeError: the module holds no layer of torchweft.
+
     The converted model loads this state, and the original's, too.
 
     Example:
@@ -95,6 +98,12 @@ def to_e3nn(module: nn.Module) -> dict[str, Tensor]:
         >>> sorted(o3.to_e3nn(o3.Linear("2x0e", "2x0e")))
         ['weight']
     """
+    if not holds("torchweft", module):
+        raise DTypeError(
+            f"to_e3nn was given a {type(module).__name__}: it must be, or hold, layers of "
+            "torchweft. Pass the converted model; a model that was not converted has its state "
+            "already, in state_dict()."
+        )
     state: dict[str, Tensor] = module.state_dict()
     for prefix, part in module.named_modules(remove_duplicate=False):
         rest = rest_of_state(part)

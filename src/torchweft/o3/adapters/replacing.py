@@ -22,6 +22,7 @@ __all__ = [
     "all_or_nothing",
     "check_parameters",
     "holding",
+    "holds",
     "is_of",
     "naming",
     "replace_layers",
@@ -94,6 +95,13 @@ def is_of(package: str, name: str, module: object) -> bool:
         base.__module__.partition(".")[0] == package and base.__name__ == name
         for base in type(module).__mro__
     )
+
+
+def holds(package: str, module: object) -> bool:
+    """Whether a module is, or has within it, one of a package's classes or of a subclass."""
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    bases = (base for part in modules for base in type(part).__mro__)
+    return any(base.__module__.partition(".")[0] == package for base in bases)
 
 
 def holding(made: nn.Module, module: nn.Module) -> nn.Module:
