@@ -388,6 +388,18 @@ def test_weights_that_do_not_fit_are_refused():
         from_torchsparse({"kernel": torch.ones(64, 3, 4)}, SubMConv3d(3, 4, 4))
     with pytest.raises(ShapeError, match=r"begins \(0, 0, 0\) below.*begins \(1, 1, 1\)"):
         from_minkowski({"kernel": torch.ones(64, 3, 4)}, SubMConv3d(3, 4, 4))
+    network = SparseSequential(torch.nn.Sequential(layer))
+    for load, leaf in ((from_spconv, "weight"), (from_torchsparse, "kernel")):
+        match = rf"has conv\.{leaf} and the model no module conv: .* are 0\.0, .*Give the state"
+        with pytest.raises(ShapeError, match=match):  # red before: it came back as it was
+            load({f"conv.{leaf}": torch.ones(1)}, network)
+    other = {"norm.weight": torch.ones(4), "0.0.bias": torch.ones(4)}
+    with pytest.raises(ShapeError, match=r"has norm\.weight"):
+        from_spconv(other, network)
+    weight = torch.ones(4, 3, 3, 3, 3)  # of a larger network, with parts that are not here
+    assert from_spconv(other | {"0.0.weight": weight}, network).keys() == other.keys() | {
+        "0.0.weight"
+    }
     unpadded = SparseConv3d(3, 4, 3, 2)
     with pytest.raises(ShapeError, match=r"has a kernel of \(2, 2, 2\)"):
         from_spconv({"weight": torch.ones(4, 2, 2, 2, 3)}, unpadded)

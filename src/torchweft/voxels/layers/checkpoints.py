@@ -63,8 +63,8 @@ def from_spconv(
         A state dict, which `model.load_state_dict` loads strictly.
 
     Raises:
-        ShapeError: weights that do not fit their layer; weights that all fit both versions, such as
-            (3, 3, 3) of one axis.
+        ShapeError: weights that do not fit their layer; weights of other modules, and none of the
+            model's convolutions; weights that all fit both versions, such as (3, 3, 3) of one axis.
 
     Source: https://github.com/traveller59/spconv.
 
@@ -128,7 +128,8 @@ def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict
         A state dict, which `model.load_state_dict` loads strictly.
 
     Raises:
-        ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
+        ShapeError: weights that do not fit their layer; weights of other modules, and none of the
+            model's convolutions; a layer that writes other voxels here.
 
     Source: https://github.com/mit-han-lab/torchsparse.
 
@@ -161,7 +162,8 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
         A state dict, which `model.load_state_dict` loads strictly.
 
     Raises:
-        ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
+        ShapeError: weights that do not fit their layer; weights of other modules, and none of the
+            model's convolutions; a layer that writes other voxels here.
 
     Source: https://github.com/NVIDIA/MinkowskiEngine.
 
@@ -187,6 +189,7 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
 def _converted(
     state: Mapping[str, Tensor], model: nn.Module, leaf: str, convert: Convert
 ) -> StateDict:
+    _check_names(state, model, leaf)
     out = dict(state)
     for name, tensor, layer in _weights(state, model, leaf):
         del out[name]
@@ -199,6 +202,20 @@ def _check_given(state: object, model: object) -> None:
         raise DTypeError(
             f"a {type(state).__name__} and a {type(model).__name__} were given: a loader takes a "
             "state dictionary and the model that it is for. Pass torch.load(path), model."
+        )
+
+
+def _check_names(state: Mapping[str, Tensor], model: nn.Module, leaf: str) -> None:
+    """Raise where weights of other modules were given, and none of the model's convolutions."""
+    modules = dict(model.named_modules())
+    layers = [name for name, module in modules.items() if isinstance(module, SparseConvolution)]
+    owners = [name.rpartition(".")[0] for name in state if name.rpartition(".")[2] == leaf]
+    others = [name for name in owners if name not in modules]
+    if layers and others and not {*layers} & {*owners}:
+        raise ShapeError(
+            f"the state has {others[0]}.{leaf} and the model no module {others[0]}: its "
+            f"convolutions are {', '.join(layers[:3])}, and the state has the weight of none. Give "
+            "the state's keys the names of the model's modules, for example without a prefix."
         )
 
 
