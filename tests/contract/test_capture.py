@@ -682,7 +682,7 @@ def test_arguments_that_are_objects(given):
 
 
 WRONG = [
-    ({"z": 1.1}, torchweft.ShapeError, r"'z', which is 0 of the arguments x, e.*name of a par"),
+    ({"z": 1.1}, torchweft.ShapeError, r"'z', which no argument is called: .* 'x', 'e'. Pass one"),
     ({("x", 2): 1.1}, torchweft.ShapeError, r"dimension 2 of x, which is \(5, 3\).*rows"),
     ({"x": 0.5}, torchweft.ShapeError, r"room of x is 0\.5.*1 or more.*1\.1"),
     ({"x": (1.1, {"e": 0})}, torchweft.ShapeError, r"e is \(8,\), without a dimension.*Move"),
@@ -696,6 +696,15 @@ WRONG = [
 def test_sizes_that_do_not_fit(sizes, kind, message):
     with pytest.raises(kind, match=message):
         torchweft.capture(lambda x, e: x, X, E, sizes=sizes)
+
+
+def test_names_of_sizes_that_do_not_fit():
+    with pytest.raises(torchweft.ShapeError, match=r"'x', which no .* among 'argument 0'. Pass"):
+        captured(lambda *given: given[0], X, sizes={"x": 1.1})
+    with pytest.raises(torchweft.ShapeError, match=r"'n', which is no tensor: .* among 'x', 'n'"):
+        captured(lambda x, n: x, X, 3, sizes={"n": 1.1})
+    with pytest.raises(torchweft.ShapeError, match="'a', which 2 arguments are called: "):
+        captured(lambda x: x["a"], {"a": X, "b": {"a": E}}, sizes={"a": 1.1})
 
 
 def test_calls_that_do_not_fit_the_examples():

@@ -104,10 +104,12 @@ class Layout:
     def _leaf(self, name: str, examples: Sequence[Any]) -> int:
         found = [i for i, known in enumerate(self.names) if known == name]
         if len(found) != 1 or not isinstance(examples[found[0]], Tensor):
+            given = {0: "which no argument is called", 1: "which is no tensor"}
+            called = given.get(len(found), f"which {len(found)} arguments are called")
             raise ShapeError(
-                f"sizes names {name!r}, which is {len(found)} of the arguments "
-                f"{', '.join(self.names)}: it must be one tensor. Pass the name of a parameter, "
-                "or the key of a dict among the arguments."
+                f"sizes names {name!r}, {called}: it must be one tensor among "
+                f"{', '.join(map(repr, self.names))}. Pass one of these names: those of "
+                "parameters, and keys of dicts among the arguments."
             )
         return found[0]
 
