@@ -259,3 +259,7 @@ def test_tensors_that_a_record_cannot_take():
     ):
         with pytest.raises(torchweft.ShapeError, match=r"maps, the spatial_shape .* batch_size"):
             voxels.padded_sizes(tensor)
+    whole = voxels.prepare(net, cloud(50, 0))
+    for factor in (0.5, float("nan"), float("inf"), "1.3"):  # red before: capture raised, later
+        with pytest.raises(torchweft.ShapeError, match=rf"factor is {factor!r}: .* Pass 1\.25"):
+            voxels.padded_sizes(whole, factor)

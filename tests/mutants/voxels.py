@@ -29,6 +29,18 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "a state whose weights are of other modules is returned as it is",
+        "if layers and others and not {*layers} & {*owners}:",
+        "if not modules:",
+        "tests/integration/test_voxels_checkpoints.py -k refused",
+    ),
+    Mutant(
+        "any factor is room for voxels",
+        "if not isinstance(factor, int | float) or not 1 <= factor < math.inf:\n        raise",
+        "if factor is None:\n        raise",
+        "tests/contract/test_voxels_padded.py -k cannot_take",
+    ),
+    Mutant(
         "voxels of the next batch entry are on the line before",
         "for column in range(last + 1):\n            follows &= ",
         "for column in range(1, last + 1):\n            follows &= ",

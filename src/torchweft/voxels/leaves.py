@@ -13,6 +13,7 @@ ascend.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def padded_sizes(
         For the argument `sizes`, of a function that has one such tensor among its arguments.
 
     Raises:
-        ShapeError: the tensor has no maps, or no box or batch size was given.
+        ShapeError: the tensor has no maps, no box or batch size was given, the factor is below 1.
 
     Cost: a replay copies all maps, and sorts their rows as the first call on a tensor does. Memory
     of gradients: two lists of all K offsets for each row of a map.
@@ -101,6 +102,11 @@ def padded_sizes(
         >>> len(run(voxels.prepare(network, more)))
         3
     """
+    if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        raise ShapeError(
+            f"factor is {factor!r}: it is the room over the voxels of the tensor, and must be 1 or "
+            "more. Pass 1.25 for a quarter more voxels."
+        )
     tensor = sparse_of(tensor)
     voxels, levels = tensor.coordinates, _flatten(tensor)[1].levels
     if voxels.given_shape is None or voxels.given_batch_size is None or not levels[0].maps:
