@@ -140,9 +140,12 @@ def test_programs_run_unmodified(module, tmp_path):
     ("arguments", "text"),
     [
         ([], f"nothing was given: a library ({', '.join(torchweft.compat.names())}) and a program"),
-        (["spconv"], "spconv was given"),
+        (["spconv"], "spconv was given without --, which must stand between"),
+        (["spconv", "a.py"], "spconv a.py was given without --"),
+        (["spconv", "--"], "spconv -- was given: a library"),
+        (["spconv", "--", "nofile.py"], "nofile.py was given: it must be the path of a script"),
         (["--", "script.py"], "-- script.py was given"),
-        (["spcnov", "--", "script.py"], "'spcnov' has no stand-in"),
+        (["spcnov", "--", __file__], "'spcnov' has no stand-in"),
     ],
 )
 def test_the_command_says_what_it_needs(arguments, text):

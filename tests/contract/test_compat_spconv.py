@@ -584,6 +584,10 @@ ERRORS = {
         lambda: spconv.JoinTable()([sample(seed=0), sample(seed=1)]),
         ShapeError,
     ),
+    r"^SparseInverseConv3d was built without indice_key: .* Pass": (
+        lambda: spconv.SparseInverseConv3d(4, 4, 3),
+        DTypeError,
+    ),
     r"sparse_add was given tensors of": (
         lambda: spconv.functional.sparse_add(sample(), sample(channels=4)),
         ShapeError,

@@ -17,18 +17,28 @@ def main(arguments: list[str]) -> None:
     """Install the stand-ins named before `--`, and run the program behind it.
 
     Raises:
-        SystemExit: no name, no program, or a name without a stand-in.
+        SystemExit: no name, no `--`, no program, or a name without a stand-in.
     """
     if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(f"{__doc__}\nNames: {', '.join(names())}\n")
         return
     libraries, program = _parts(arguments)
+    if arguments and "--" not in arguments:
+        raise SystemExit(
+            f"{' '.join(arguments)} was given without --, which must stand between the libraries "
+            f"and the program. Usage: {USAGE}"
+        )
     module = program[:1] == ["-m"]
     program = program[1:] if module else program
     if not libraries or not program:
         raise SystemExit(
             f"{' '.join(arguments) or 'nothing'} was given: a library ({', '.join(names())}) and "
             f"a program are needed. Usage: {USAGE}"
+        )
+    if not module and not os.path.exists(program[0]):
+        raise SystemExit(
+            f"{program[0]} was given: it must be the path of a script, and there is no such file. "
+            f"Correct it, or write -m before the name of a module. Usage: {USAGE}"
         )
     try:
         install(*libraries)

@@ -21,7 +21,7 @@ from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd, written
 from torchweft.compat.spconv.pytorch.windows import WindowModule
 from torchweft.compat.voxels import are_rows_of
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
 from torchweft.voxels.convolution.functions import conv_of_geometry
 from torchweft.voxels.maps.kernel_map import Maps
@@ -347,13 +347,18 @@ class _InverseConv(SparseConvolution):
         in_channels: int,
         out_channels: int,
         kernel_size: Any,
-        indice_key: str,
+        indice_key: str | None = None,
         bias: bool = True,
         algo: ConvAlgo | None = None,
         fp32_accum: bool | None = None,
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        if indice_key is None:
+            raise DTypeError(
+                f"{type(self).__name__} was built without indice_key: it must be the key of the "
+                'layer that it undoes. Pass indice_key="down" to both layers, for example.'
+            )
         super().__init__(
             self.axes,
             in_channels,
