@@ -66,7 +66,12 @@ CASES = {
     "dtypes": (
         lambda: conv(WEIGHT.double()),
         torchweft.DTypeError,
-        r"weight is torch.float64 but feats is torch.float32",
+        r"weight is torch.float64 but feats is torch.float32: .* Pass weight\.to\(feats\.dtype\)",
+    ),
+    "dtype of a module": (
+        lambda: voxels.SubMConv3d(6, 4, 3).double()(SparseTensor(FEATS, COORDS)),
+        torchweft.DTypeError,
+        r"weight is torch.float64 but feats .* Use \.to\(torch\.float32\) of the module of weight",
     ),
     "an array": (
         lambda: conv(WEIGHT.numpy()),

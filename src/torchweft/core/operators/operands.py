@@ -121,9 +121,12 @@ def same_kind(
         )
     for name, tensor in rest:
         if tensor.dtype != reference.dtype:
+            remedy = f"Pass {name}.to({first}.dtype), or use torch.autocast."
+            if isinstance(tensor, torch.nn.Parameter):
+                remedy = f"Use .to({reference.dtype}) of the module of {name}, or torch.autocast."
             raise DTypeError(
                 f"{name} is {tensor.dtype} but {first} is {reference.dtype}: they must be the "
-                f"same. Pass {name}.to({first}.dtype), or use torch.autocast."
+                f"same. {remedy}"
             )
         if tensor.device != reference.device:
             raise DeviceError(
