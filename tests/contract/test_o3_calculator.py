@@ -141,6 +141,27 @@ def test_a_periodic_cell_without_volume():
         atoms.get_potential_energy()
 
 
+@pytest.mark.parametrize("name", ["atoms alone", "detached", "without grad", "other weights"])
+def test_an_energy_without_a_gradient_is_refused(name):
+    """Red before: forces of zero, without a word."""
+    weight = torch.ones(1, requires_grad=True)
+    energies = {
+        "atoms alone": lambda numbers, vectors, graph: numbers.sum().double(),
+        "detached": lambda numbers, vectors, graph: vectors.detach().square().sum(),
+        "without grad": torch.no_grad()(lambda numbers, vectors, graph: vectors.square().sum()),
+        "other weights": lambda numbers, vectors, graph: weight * numbers.sum(),
+    }
+    atoms = molecule("H2O")
+    atoms.calc = o3.calculator(energies[name], cutoff=2.0)
+    with pytest.raises(ShapeError, match=r"no gradient by the vectors .*or add 0 \* vectors\.sum"):
+        atoms.get_forces()
+    atoms.calc = o3.calculator(lambda n, v, g: n.sum() + 0 * v.sum(), cutoff=2.0)
+    assert not atoms.get_forces().any()
+    alone = Atoms("Cu", [[0.0, 0, 0]])  # without edges nothing can depend on them
+    alone.calc = o3.calculator(energies[name], cutoff=2.0)
+    assert not alone.get_forces().any()
+
+
 def test_errors_say_what_was_given_and_what_to_do(monkeypatch):
     with pytest.raises(DTypeError, match=r"cutoff is None: .* Pass cutoff=5\.0"):
         o3.calculator(lennard_jones)

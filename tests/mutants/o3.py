@@ -23,6 +23,12 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "an energy without a gradient gives forces of zero",
+        "if slope is None and len(vectors):",
+        "if slope is None and not vectors.dim():",
+        "tests/contract/test_o3_calculator.py -k without_a_gradient",
+    ),
+    Mutant(
         "to_e3nn returns the state of a model that was not converted",
         'if not holds("torchweft", module):',
         "if module is None:",

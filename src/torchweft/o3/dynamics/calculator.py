@@ -59,7 +59,7 @@ def calculator(
         DTypeError: a model of a kind without an energy, a cutoff that is missing or given twice, a
             dtype that the model cannot have.
         ShapeError: an unknown head; from a calculation, atoms of an unknown element, positions that
-            are NaN, a periodic cell without a volume.
+            are NaN, a periodic cell without a volume, an energy without a gradient.
 
     Cost: on a GPU a calculation replays a CUDA graph, which `torchweft.capture` records in the
     third calculation for the same atoms, with room for a tenth more edges, which are beyond the

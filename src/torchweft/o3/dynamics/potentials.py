@@ -95,16 +95,26 @@ def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -
                 f"the model's energy is {given}: it must be a tensor of one element. Return the "
                 "sum over atoms."
             )
-        slope = torch.zeros_like(vectors)
-        if energy.requires_grad:
-            slope, *_ = torch.autograd.grad(
-                energy.sum(), vectors, allow_unused=True, materialize_grads=True
-            )
+        slope = _slope(energy, vectors)
     forces = torch.zeros_like(s.positions).index_add(0, s.src, slope)
     forces = forces.index_add(0, s.dst, -slope)
     virial = vectors.detach().T @ slope
     stress = (virial + virial.T) / (2 * _volume(s.cell)) if s.solid else None
     return Results(energy.detach(), forces, stress, slope)
+
+
+def _slope(energy: Tensor, vectors: Tensor) -> Tensor:
+    """∂E/∂vectors; 0 without edges, where a function may return an energy of atoms alone."""
+    slope = None
+    if energy.requires_grad:
+        (slope,) = torch.autograd.grad(energy.sum(), vectors, allow_unused=True)
+    if slope is None and len(vectors):
+        raise ShapeError(
+            "the model's energy has no gradient by the vectors of the edges, of which forces are "
+            "made: it must depend on them. Compute it without no_grad, detach and item(), or add "
+            "0 * vectors.sum() to an energy that is the same wherever the atoms are."
+        )
+    return torch.zeros_like(vectors) if slope is None else slope
 
 
 def _volume(cell: Tensor) -> Tensor:
