@@ -1,5 +1,6 @@
 """Tables of scaling that is computed, on small sizes; the page has the large ones."""
 
+import pytest
 import torch
 
 from benchmarks import scaling
@@ -33,6 +34,13 @@ def test_rows_of_tables():
     ):
         for row in rows:
             assert row.count("|") == scaling.HEAD.splitlines()[0].count("|")
+
+
+def test_a_prediction_for_the_largest_measured_crystal_is_its_row():
+    """Red before, by a sixth: the line went through 64 and 512 atoms."""
+    step = scaling.mace()
+    row = scaling.seconds("nvidia_h100_80gb_hbm3", "o3", "4096 atoms forces")
+    assert step.seconds + 4096 * step.row_seconds == pytest.approx(row)
 
 
 def test_times_of_the_page_are_those_of_rows():
