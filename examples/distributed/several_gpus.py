@@ -83,14 +83,15 @@ def replicated(rank, device):
     return losses
 
 
-def sharded(rank, device, folder):
-    """FSDP2: every rank has a part of each parameter; a checkpoint is written by all of them."""
+def sharded(rank, device, folder=None):
+    """FSDP2: every rank has a part of each parameter; they can write a checkpoint together."""
     model = new_model(device)
     fully_shard(model.radial)
     fully_shard(model)
     losses, optimizer = train(model, molecules(rank, device))
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    checkpoint.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder)
+    if folder is not None:
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        checkpoint.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder)
     return losses
 
 
@@ -121,7 +122,7 @@ def kernel_sums(rank, device, length=6):
 def main():
     """Start, compute, and stop."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("several_gpus"), help="a folder")
+    parser.add_argument("--out", type=Path, help="a folder for the checkpoint; without, none")
     options = parser.parse_args()
     # start
     on_gpus = torch.cuda.is_available()
