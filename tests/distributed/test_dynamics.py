@@ -13,7 +13,7 @@ import torch
 from tests.distributed.test_faults import torchrun
 from tests.ranks import run
 from torchweft import o3
-from torchweft.distributed import Atoms, VelocityVerlet, forces_of
+from torchweft.distributed import Atoms, DistributedNeighbourList, VelocityVerlet, forces_of
 from torchweft.errors import ShapeError
 
 F64 = torch.float64
@@ -117,6 +117,18 @@ def test_an_energy_of_more_elements_is_told_on_all():
     assert first == second
     assert "rank 1: the energy is (" in first
     assert "it must be a tensor of one element" in first
+
+
+def test_an_energy_without_a_gradient_is_refused():
+    """Red before: forces of zero, without a word."""
+    start = atoms()
+    near = DistributedNeighbourList(CUTOFF)(start.ids, start.positions)
+    constant = forces_of(lambda numbers, vectors, neighbours: vectors.detach().sum())
+    with pytest.raises(ShapeError, match=r"energy of \d+ edges has no gradient.* without no_grad"):
+        constant(start, near)
+    apart = start._replace(positions=100 * start.positions)
+    _, forces = constant(apart, DistributedNeighbourList(CUTOFF)(apart.ids, apart.positions))
+    assert not forces.any()
 
 
 def test_the_example_runs_under_torchrun(tmp_path):

@@ -61,7 +61,8 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
 
     Returns:
         A function of (atoms, neighbours) that returns the energy of all ranks, and the forces (n,
-        3) on own atoms.  It raises a ShapeError on every rank where an energy has not one element.
+        3) on own atoms.  It raises a ShapeError on every rank where an energy has not one element,
+        or no gradient.
 
     Cost: two exchanges of rows of the halo, and one back, besides those of the energy.
 
@@ -87,7 +88,7 @@ def forces_of(energy: Energy, cell: Tensor | None = None) -> Forces:
             if cell is not None:
                 vectors = vectors + shift @ cell
             part = energy(numbers, vectors, neighbours)
-            agree("forces", lambda: _one_element(part), halo.group)
+            agree("forces", lambda: _checked(part, len(src)), halo.group)
             part = part.sum() + 0 * x.sum()  # so that a rank without edges takes the way back too
             (slope,) = torch.autograd.grad(part, positions)
         return all_sum(part.detach(), halo.group), -slope
@@ -190,11 +191,16 @@ class VelocityVerlet:
         self.energy, self.forces = self._compute(self.atoms, found)
 
 
-def _one_element(part: Any) -> Mapping[str, Any]:
+def _checked(part: Any, edges: int) -> Mapping[str, Any]:
     if not isinstance(part, Tensor) or part.numel() != 1:
         given = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
         raise ShapeError(
             f"the energy is {given}: it must be a tensor of one element. Return the sum over the "
             "atoms of this rank."
+        )
+    if edges and not part.requires_grad:
+        raise ShapeError(
+            f"the energy of {edges} edges has no gradient, of which forces are made: it must "
+            "depend on their vectors. Compute it without no_grad, detach and item()."
         )
     return {"dtype": part.dtype}
