@@ -239,7 +239,7 @@ TEXTS = {
     "an algebra": (
         lambda: clifford.grade_project(MULTIVECTORS, 1, (1, 1, 1)),
         DTypeError,
-        r"algebra is \(1, 1, 1\): it must be .* Pass Algebra",
+        r"algebra is a tuple: it must be .* Pass Algebra",
     ),
     "a formula": (
         lambda: Genred(None, ["x = Vi(3)"]),
