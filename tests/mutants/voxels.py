@@ -21,6 +21,7 @@ JOBS = "tests/contract/test_voxels_jobs.py"
 FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
 PADDING = "tests/contract/test_voxels_norm_padding.py"
+RECORDS = "tests/distributed/test_records.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
 PADDED = "tests/contract/test_voxels_padded.py"
@@ -503,9 +504,23 @@ MUTANTS = [
     ),
     Mutant(
         "a batch norm over ranks counts padding",
-        "            if valid is not None:\n",
-        "            if False:\n",
-        f"{PADDED} -k over_ranks",
+        "rank_norm(self, tensor.feats, *after, group=group, valid=valid)",
+        "rank_norm(self, tensor.feats, *after, group=group)",
+        f"{RECORDS} -k training",
+    ),
+    Mutant(
+        "the gradient of a batch norm is divided by the number of padded rows",
+        "count = real.to(tl.float32) if count_ptr is None",
+        "count = rows.to(tl.float32) if count_ptr is None",
+        f"{PADDING} -k as_accurate",
+        kernels=True,
+    ),
+    Mutant(
+        "batch norms of a rank and of all ranks share a kernel of one count",
+        "    tensors = (weight, bias, rest, mean, var, valid, None)\n",
+        "    tensors = (weight, bias, rest, mean, var, valid, valid)\n",
+        f"{NORM} -k two_ranks",
+        kernels=True,
     ),
     Mutant(
         "tiles are built that a record builds too",
