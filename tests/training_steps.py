@@ -1,11 +1,12 @@
-"""Steps of training whose weights stay."""
+"""Steps of training whose weights stay, and what they leave."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["training"]
+__all__ = ["assert_near", "labels_of", "state", "training"]
 
 
 def training(net: nn.Module, scores: Callable[[Any], Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -23,3 +24,20 @@ def training(net: nn.Module, scores: Callable[[Any], Tensor]) -> Callable[[Any, 
         return loss
 
     return step
+
+
+def labels_of(feats: Tensor) -> Tensor:
+    """Labels of three classes, by row."""
+    return torch.arange(len(feats), device=feats.device) % 3
+
+
+def state(net: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Copies of the loss, the gradients of all weights, and the buffers."""
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    return [t.detach().clone() for t in (loss, *gradients, *net.buffers())]
+
+
+def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype = torch.float64) -> None:
+    """Nearer to the rounding of the results than to half of their digits."""
+    u = torch.finfo(dtype).eps
+    assert (found - exact).abs().max() <= exact.abs().max() * (u * u**0.5) ** 0.5

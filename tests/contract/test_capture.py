@@ -402,6 +402,13 @@ def test_what_is_written_is_undone():
     same(view, torch.tensor([[3.0, 3.0], [1.0, 1.0]]))
 
 
+def test_a_group_of_channels_is_no_group_of_ranks():
+    """Torch's group norm has an argument of that name; seen red with: names alone."""
+    with Written() as written:
+        nn.functional.group_norm(torch.rand(3, 4), 2)
+    assert not written.groups
+
+
 IN_RESULTS = {
     "a sum": lambda x, weight: x.sum(),
     "a mean": lambda x, weight: (weight[:, None] * x).sum() / len(x),

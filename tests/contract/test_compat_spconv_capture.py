@@ -95,38 +95,23 @@ def training(net):
     return steps.training(net, lambda tensor: tensor.features)
 
 
-def state(net, loss):
-    gradients = [p.grad for p in net.parameters()]
-    return [t.detach().clone() for t in (loss, *gradients, *net.buffers())]
-
-
-def near(found, exact):
-    """Nearer to the rounding of the results than to half of their digits."""
-    u = torch.finfo(DTYPE).eps
-    assert (found - exact).abs().max() <= exact.abs().max() * (u * u**0.5) ** 0.5
-
-
-def labels_of(tensor):
-    return torch.arange(len(tensor.features)) % 3
-
-
 def test_training(given_rows):
     """Seen red with: norms on features, and those of a sequence, that count padding."""
     net = network()
     plain = copy.deepcopy(net)
     first = voxels.prepare(net, cloud(0))
     sizes = voxels.padded_sizes(first, 1.3, labels=-100)
-    run, recorder = captured(training(net), first, labels_of(first), sizes=sizes)
+    run, recorder = captured(training(net), first, steps.labels_of(first.features), sizes=sizes)
     for seed in range(len(COUNTS)):
-        labels = labels_of(cloud(seed))
+        labels = steps.labels_of(cloud(seed).features)
         given_rows.clear()
-        found = state(net, run(voxels.prepare(net, cloud(seed)), labels))
+        found = steps.state(net, run(voxels.prepare(net, cloud(seed)), labels))
         assert all(given_rows)
         assert len(given_rows) == (NORMS if INTERPRETED and seed > 1 else len(given_rows))
         for own, right in zip(
-            found, state(plain, training(plain)(cloud(seed), labels)), strict=True
+            found, steps.state(plain, training(plain)(cloud(seed), labels)), strict=True
         ):
-            near(own, right)
+            steps.assert_near(own, right, DTYPE)
     assert (recorder.records, recorder.replays) == (1, len(COUNTS) - 2)
 
 
@@ -167,7 +152,7 @@ def test_indices_are_not_read(read):
         return net(tensor).features
 
     run, _ = captured(read_indices, first, sizes=voxels.padded_sizes(first, 1.3))
-    with pytest.raises(torchweft.CaptureError, match="indices are read in a function"):
+    with pytest.raises(torchweft.CaptureError, match="indices or coords are read"):
         run(first)
     maps_kept, _ = captured(read_indices, first)
     maps_kept(first)

@@ -115,3 +115,20 @@ def test_errors_of_the_compiler_are_raised(log):
     with pytest.raises(RuntimeError, match="no such instruction"):
         launch_all([queued(kernels[0], 1), queued(kernels[1], 2)])
     assert ("launch", "one", 1) not in log
+
+
+def test_the_interpreter_takes_the_dtypes_of_the_first_launch_alone(monkeypatch):
+    """On a GPU the code of the first would read the memory of the second."""
+    monkeypatch.setattr(launcher, "interpreted", lambda: True)
+
+    class Interpreted(Kernel):
+        def __getitem__(self, grid):
+            return lambda *arguments: self.log.append(grid)
+
+    kernel = launcher.Kernel(Interpreted("sum", [], None), (), (), Tile((16,)))
+    kernel(1, [torch.zeros(4), None])
+    kernel(1, [torch.ones(8), None])
+    with pytest.raises(TypeError, match=r"sum was compiled for \(torch.float32, None\)"):
+        kernel(1, [torch.zeros(4, dtype=torch.int64), None])
+    with pytest.raises(TypeError, match="must tell these apart"):
+        kernel(1, [torch.zeros(4), torch.zeros(4)])

@@ -97,6 +97,23 @@ def test_bits_are_those_of_the_real_rows_alone(dtype, training, after, rows):
 
 
 @pytest.mark.parametrize("name", whole.OPTIONS)
+@pytest.mark.parametrize(("rows", "size"), [(0, N), (1, N), (0, 0)])
+def test_levels_that_are_empty(name, rows, size):
+    """Without a real row running statistics stay, as torch's do; of one all are finite.
+
+    Seen red with: sums that are divided by 0.
+    """
+    norm, given = norm_of(C, **dict(whole.OPTIONS[name])), rows_of(torch.float32, C, size)
+    before = {n: t.clone() for n, t in norm.named_buffers() if n != "num_batches_tracked"}
+    found = step(padded(rows), norm, spoiled(given, rows), (True, "relu"))
+    assert all(bool(t.isfinite().all()) for t in (*found, *norm.buffers()))
+    if not rows:
+        gradients = found[: 3 + len(list(norm.parameters()))]
+        assert not any(bool(t.any()) for t in gradients)
+        same({n: t for n, t in norm.named_buffers() if n in before}, before)
+
+
+@pytest.mark.parametrize("name", whole.OPTIONS)
 def test_options(name):
     """Steps of training with other rows each, then one of evaluation."""
     norm, given = norm_of(C, **dict(whole.OPTIONS[name])), rows_of(torch.float32, C, N)

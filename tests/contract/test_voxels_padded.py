@@ -263,3 +263,26 @@ def test_tensors_that_a_record_cannot_take():
     for factor in (0.5, float("nan"), float("inf"), "1.3"):  # red before: capture raised, later
         with pytest.raises(torchweft.ShapeError, match=rf"factor is {factor!r}: .* Pass 1\.25"):
             voxels.padded_sizes(whole, factor)
+
+
+def test_floors_need_no_box():
+    """Seen red with: bounds of each cloud in its structure."""
+    torch.manual_seed(0)
+    net = voxels.SparseSequential(
+        voxels.SubMConv3d(4, 8, 3, backend=BACKEND),
+        voxels.SparseConv3d(8, 3, 2, 2, outputs="floor", indice_key="down", backend=BACKEND),
+        voxels.SparseInverseConv3d(3, 3, 2, indice_key="down", backend=BACKEND),
+    )
+
+    def moved(seed):
+        boxed = cloud(COUNTS[seed], seed)
+        return voxels.SparseTensor(boxed.F, boxed.C - torch.tensor([0, seed, 3, 2 * seed]))
+
+    first = voxels.prepare(net, moved(0))
+    run, recorder = captured(net, first, sizes=voxels.padded_sizes(first, 1.3))
+    for seed in range(len(COUNTS)):
+        found, right = run(voxels.prepare(net, moved(seed))), net(moved(seed))
+        same(found.F, right.F.detach())
+        same(found.C, right.C)
+        assert found.coordinates.bounds == right.coordinates.bounds
+    assert (recorder.records, recorder.replays) == (1, len(COUNTS) - 2)

@@ -126,3 +126,18 @@ def test_what_is_no_network():
         voxels.prepare(lambda x: x, cloud(5))
     with pytest.raises(DTypeError, match="tensor is a Tensor: it must be a torchweft"):
         voxels.prepare(Branching(), torch.zeros(1))
+
+
+def test_a_level_without_voxels():
+    """It is a level as others: its maps are its own.
+
+    Seen red with: the voxels of the level above, where outputs are empty.
+    """
+    net = voxels.SparseSequential(voxels.SparseConv3d(1, 2, 1, 2), voxels.SubMConv3d(2, 2, 3))
+    even = torch.tensor([[0, 2, 2, 2], [0, 4, 2, 2]])
+    for coords in (even, even + torch.tensor([0, 1, 0, 0]), even):
+        x = voxels.SparseTensor(torch.ones(2, 1), coords, (8, 8, 8), 1)
+        fine = voxels.prepare(net, x).coordinates
+        ((_, _, coarse),) = fine.tables.values()
+        assert len(coarse) == (2 if coords is even else 0)
+        assert [shape.mode for shape in coarse.tables] == ["submanifold"]

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import torchweft
+from tests import training_steps as steps
+from tests.contract import test_compat_captured as nets
 from tests.contract import test_compat_spconv_capture as spconv_nets
 from tests.contract.test_capture import (
     BATCH_SIZES,
@@ -398,6 +400,25 @@ def test_a_network_written_for_spconv():
         near([train(*given(seed))], [step(*given(seed)).detach()])
         for own, other in zip(network.parameters(), plain.parameters(), strict=True):
             near([own.grad], [other.grad])
+
+
+@nets.both
+def test_networks_written_for_torchsparse_and_minkowski_engine(library):
+    """Also a layer and a pool of a cross, whose places the host knows."""
+    network = nets.network(library).cuda()
+    plain = copy.deepcopy(network)
+
+    def given(seed):
+        tensor = library.cloud(seed, "cuda")
+        return voxels.prepare(network, tensor, tables_only=True), steps.labels_of(tensor.F)
+
+    sizes = voxels.padded_sizes(given(0)[0], 1.3, labels=-100)
+    train = torchweft.capture(nets.training(network), *given(0), sizes=sizes)
+    step = nets.training(plain)
+    for seed in range(len(nets.COUNTS)):
+        found = steps.state(network, train(*given(seed)))
+        for own, other in zip(found, steps.state(plain, step(*given(seed))), strict=True):
+            steps.assert_near(own, other)
 
 
 def test_a_map_that_would_be_built():

@@ -9,9 +9,29 @@ PYKEOPS = "tests/contract/test_compat_pykeops.py"
 MINKOWSKI = "tests/contract/test_compat_minkowski.py"
 SCATTER = "tests/contract/test_compat_torch_scatter.py"
 MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
+CAPTURED = "tests/contract/test_compat_captured.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
+    Mutant(
+        "the voxels of a prepared torchsparse.SparseTensor are nobody's",
+        "        self.kept = voxels_of(coords, *box)\n"
+        "        return voxels.SparseTensor.on(self.feats, self.kept, Maps())",
+        "        return voxels.SparseTensor.on(self.feats, voxels_of(coords, *box), Maps())",
+        f"{CAPTURED} -k keeps_what",
+    ),
+    Mutant(
+        "a strided layer of MinkowskiEngine is given its floors, so prepare builds no map",
+        "Region(fine.level, None if floors is coarse.level else coarse.level, shape)",
+        "Region(fine.level, coarse.level, shape)",
+        f"{CAPTURED} -k training",
+    ),
+    Mutant(
+        "a record takes a tensor whose finer level it does not know",
+        "    if not manager.is_first(key):\n",
+        "    if False:\n",
+        f"{CAPTURED} -k decoder",
+    ),
     Mutant(
         "an index of many dimensions must have numbers",
         "    index = index.reshape(lead, index.shape[dim], rest)\n",
@@ -134,8 +154,8 @@ MUTANTS = [
     ),
     Mutant(
         "a window as large as the stride is centred in MinkowskiEngine's pools",
-        "        if generator.kernel_size == generator.kernel_stride:\n            features",
-        "        if False:\n            features",
+        "        if window.kernel_size != window.stride:\n",
+        "        if True:\n",
         MINKOWSKI,
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
+RECORDS = "tests/distributed/test_records.py"
 CALLS = "tests/distributed/test_calls.py"
 COST = "tests/distributed/test_cost.py"
 DOMAINS = "tests/distributed/test_domains.py"
@@ -27,6 +28,12 @@ MUTANTS = [
         "if not bool((order[1:] > order[:-1]).all()):",
         "if False:",
         f"{HALO} -k values",
+    ),
+    Mutant(
+        "the answer of the first group's ranks is forgotten",
+        "        answer = not largest(no, group).item()\n    return answer\n",
+        "        answer = not largest(no, group).item() or answer\n    return answer\n",
+        f"{RECORDS} -k some_groups",
     ),
     Mutant(
         "the gradient that finish sends back is another",

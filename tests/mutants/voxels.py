@@ -21,6 +21,7 @@ JOBS = "tests/contract/test_voxels_jobs.py"
 FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
 PADDING = "tests/contract/test_voxels_norm_padding.py"
+RECORDS = "tests/distributed/test_records.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
 PADDED = "tests/contract/test_voxels_padded.py"
@@ -472,8 +473,8 @@ MUTANTS = [
     ),
     Mutant(
         "voxels in a graph are taken for sorted",
-        "if self._ascends and self._given is None and self._flags is None:",
-        "if True:",
+        "            return self._order_in_graph()\n",
+        "            return None\n",
         GRAPHS,
     ),
     Mutant(
@@ -515,9 +516,23 @@ MUTANTS = [
     ),
     Mutant(
         "a batch norm over ranks counts padding",
-        "            if valid is not None:\n",
-        "            if False:\n",
-        f"{PADDED} -k over_ranks",
+        "rank_norm(self, tensor.feats, *after, group=group, valid=valid)",
+        "rank_norm(self, tensor.feats, *after, group=group)",
+        f"{RECORDS} -k training",
+    ),
+    Mutant(
+        "the gradient of a batch norm is divided by the number of padded rows",
+        "count = real.to(tl.float32) if count_ptr is None",
+        "count = rows.to(tl.float32) if count_ptr is None",
+        f"{PADDING} -k as_accurate",
+        kernels=True,
+    ),
+    Mutant(
+        "batch norms of a rank and of all ranks share a kernel of one count",
+        "    tensors = (weight, bias, rest, mean, var, valid, None)\n",
+        "    tensors = (weight, bias, rest, mean, var, valid, valid)\n",
+        f"{NORM} -k two_ranks",
+        kernels=True,
     ),
     Mutant(
         "tiles are built that a record builds too",
@@ -564,6 +579,31 @@ MUTANTS = [
         "        kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)\n"
         "        return voxels.SparseTensor.on(self._features, kept, Maps())",
         f"{SPCONV_CAPTURED} -k keeps_what",
+    ),
+    Mutant(
+        "the structure of a cloud with maps has its bounds",
+        "        grid = _given_grid(level) if built else level.grid\n",
+        "        grid = level.grid\n",
+        f"{PADDED} -k floors",
+    ),
+    Mutant(
+        "voxels are searched among those of padding",
+        '        """(N,) ascending, in the packing\'s dtype; raises as `rows` does."""\n'
+        "        self._check_unpadded()\n",
+        "",
+        "tests/contract/test_compat_captured.py -k not_read",
+    ),
+    Mutant(
+        "an empty level is that above it",
+        "note(inputs, shape, inputs if tables[2] is None else tables[2])",
+        "note(inputs, shape, tables[2] or inputs)",
+        "tests/contract/test_voxels_prepare.py -k without_voxels",
+    ),
+    Mutant(
+        "statistics of no rows are divided by their number",
+        "    count = valid.clamp(min=1)  # of no rows, 0 and 0\n",
+        "    count = valid\n",
+        "tests/contract/test_voxels_norm_padding.py -k empty",
     ),
     Mutant(
         "indices of a record with room are read",

@@ -38,8 +38,7 @@ class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
             value = given.get(argument.name, value)
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._note(value)
-            elif argument.name in private.GROUP_ARGUMENTS and value is not None:
-                group = private.group_of(value)
+            elif (group := private.group_of(argument.name, value)) is not None:
                 self.groups[private.group_name(group)] = group
         results = function(*args, **(kwargs or {}))
         if all(result.alias_info is None for result in function._schema.returns):

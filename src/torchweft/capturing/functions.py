@@ -74,7 +74,8 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
             first rows of the call; a pair (factor, {name: fill}) fills arguments with numbers
             (weights with 0), or tables with padding rows of a size that is named; of an argument
             that is named there as (name, dimension), no other dimension varies. For a
-            SparseTensor of other voxels in each call see `torchweft.voxels.padded_sizes`.
+            SparseTensor of other voxels in each call, or that of another library's stand-in, see
+            `torchweft.voxels.padded_sizes`.
 
     Returns:
         The function of the same arguments, without keywords. Its results are detached copies,

@@ -11,18 +11,21 @@ tensor does not: a program that collects the indices of many frames keeps no map
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torchweft.core import private
 from torchweft.errors import CaptureError
 from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.tensor import HasVoxels, SparseTensor
 
-__all__ = ["are_rows_of", "rows_of", "same_rows", "voxels_of"]
+__all__ = ["are_rows_of", "register_tree", "rows_of", "same_rows", "voxels_of"]
 
+T = TypeVar("T", bound=HasVoxels)
 
 Box = tuple[int | None, tuple[int, ...] | None]
 """The batch size and the spatial shape; None is that of the voxels."""
@@ -65,9 +68,10 @@ class _RowsWithPadding(Tensor):
         """
         if func not in _WITHOUT_VALUES:
             raise CaptureError(
-                "indices are read in a function that is recorded with room for other voxels: "
-                "padding would count as voxels. Layers, batch norms and what acts on each row of "
-                "features can be recorded so; compute what needs indices outside of the function."
+                "indices or coords are read in a function that is recorded with room for other "
+                "voxels: padding would count as voxels. Layers, batch norms and what acts on each "
+                "row of features can be recorded so; compute what needs them outside of the "
+                "function."
             )
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
@@ -120,6 +124,40 @@ def are_rows_of(coordinates: Coordinates, indices: Tensor) -> bool:
 def same_rows(a: Tensor, b: Tensor) -> bool:
     """Whether tensors hold the same rows; the host waits unless they are one object."""
     return a is b or (a.shape == b.shape and a.device == b.device and bool((a == b).all()))
+
+
+def register_tree(
+    kind: type[T], made: Callable[[SparseTensor, Any], T], context: Callable[[T], Any]
+) -> None:
+    """Make tensors of a library trees of torch, over the SparseTensor that shares their maps.
+
+    So `torchweft.capture` takes them as arguments and results.
+
+    Args:
+        kind: their class.
+        made: a tensor, from a SparseTensor and a context.
+        context: what else a tensor consists of; raises where it is more than can be made again.
+    """
+
+    def flatten(tensor: T) -> tuple[list[SparseTensor], Any]:
+        return [tensor.__voxels__()], context(tensor)
+
+    def flatten_with_keys(tensor: T) -> tuple[list[tuple[Any, Any]], Any]:
+        (found,), rest = flatten(tensor)
+        return [(private.GetAttrKey("sparse"), found)], rest
+
+    def unflatten(children: Iterable[Any], rest: Any) -> T:
+        (tensor,) = children
+        return made(tensor, rest)
+
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    private.register_pytree_node(
+        kind,
+        flatten,
+        unflatten,
+        serialized_type_name=name,
+        flatten_with_keys_fn=flatten_with_keys,
+    )
 
 
 def _kept_of(indices: Tensor) -> _Kept | None:

@@ -21,7 +21,6 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
-    "GROUP_ARGUMENTS",
     "DispatchMode",
     "GetAttrKey",
     "any_autocast",
@@ -117,12 +116,16 @@ def process_group(name: str) -> Any:
     return groups._resolve_process_group(name)
 
 
-GROUP_ARGUMENTS = "process_group", "group_name", "group"
+_GROUP_ARGUMENTS = "process_group", "group_name", "group"
 """Arguments of torch's collectives, functional ones, and our operators that name a group."""
 
 
-def group_of(argument: Any) -> Any:
-    """The group of ranks that an argument of an operator names."""
-    if isinstance(argument, str):
-        return process_group(argument)
-    return torch.distributed.ProcessGroup.unbox(argument)
+def group_of(name: str, value: Any) -> Any:
+    """The group of ranks that an argument of an operator is, or names; None: it is no group."""
+    if name not in _GROUP_ARGUMENTS:
+        return None
+    if isinstance(value, str):
+        return process_group(value)
+    if isinstance(value, torch.ScriptObject):
+        return torch.distributed.ProcessGroup.unbox(value)
+    return None

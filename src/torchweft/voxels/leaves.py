@@ -23,10 +23,10 @@ from torchweft.core import private
 from torchweft.core.recorded import mark_fixed, varying
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps.coordinates import Coordinates, Grid
+from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps.shards import refuse
-from torchweft.voxels.maps.tensor import KeepsVoxels, SparseTensor, sparse_of
+from torchweft.voxels.maps.tensor import HasVoxels, SparseTensor, sparse_of
 from torchweft.voxels.norms.unpadded import unpadded_norms
 
 __all__ = ["padded_sizes"]
@@ -41,10 +41,14 @@ class _Map(NamedTuple):
     has_back: bool
 
 
+_Grid = tuple[tuple[int, ...] | None, int | None, tuple[int, ...], Bounds | None]
+"""The given shape, the given batch size, the stride, and bounds: None where nothing needs them."""
+
+
 class _Level(NamedTuple):
     """Of a level; `coarse` are the strides that floors have been taken for, with the levels."""
 
-    grid: Grid
+    grid: _Grid
     ascends: bool
     has_order: bool
     maps: tuple[_Map, ...]
@@ -63,7 +67,7 @@ _Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
 
 
 def padded_sizes(
-    tensor: SparseTensor | KeepsVoxels, factor: float = 1.25, **fills: float
+    tensor: SparseTensor | HasVoxels, factor: float = 1.25, **fills: float
 ) -> dict[str | tuple[str, int], Any]:
     """`sizes` for `torchweft.capture`: room for tensors of other voxels, with the same maps.
 
@@ -74,8 +78,9 @@ def padded_sizes(
 
     Args:
         tensor: as for `prepare`, with all maps of the network; that knows none onto given
-            coordinates; its box and batch size must be given (`spatial_shape`, `batch_size`), and
-            be those of every tensor. The rows of all tensors ascend, or of none.
+            coordinates. Its box and batch size (`spatial_shape`, `batch_size`) are those of every
+            tensor; they must be given, unless all strided layers have outputs="floor", as
+            MinkowskiEngine's. The rows of all tensors ascend, or of none.
         factor: room over the voxels of each level, at least 1.
         **fills: what fills the padding of other arguments that have a row for each voxel, for
             example `labels=-100`; without, their first rows are repeated.
@@ -84,7 +89,8 @@ def padded_sizes(
         For the argument `sizes`, of a function that has one such tensor among its arguments.
 
     Raises:
-        ShapeError: the tensor has no maps, no box or batch size was given, the factor is below 1.
+        ShapeError: the tensor has no maps, a box that maps depend on was not given, or the factor
+            is below 1.
 
     Cost: a replay copies all maps, and sorts their rows as the first call on a tensor does. Memory
     of gradients: two lists of all K offsets for each row of a map.
@@ -108,13 +114,15 @@ def padded_sizes(
             "more. Pass 1.25 for a quarter more voxels."
         )
     tensor = sparse_of(tensor)
-    voxels, levels = tensor.coordinates, _flatten(tensor)[1].levels
-    if voxels.given_shape is None or voxels.given_batch_size is None or not levels[0].maps:
+    levels = _flatten(tensor)[1].levels
+    boxes = {None in level.grid[:2] for level in levels}
+    if len(boxes) > 1 or not levels[0].maps:
+        shape, size = levels[0].grid[:2]
         raise ShapeError(
-            f"tensor has {len(levels[0].maps)} maps, the spatial_shape {voxels.given_shape} and "
-            f"the batch_size {voxels.given_batch_size}: all clouds of a record have the same "
-            "given ones, and their maps. Pass both to SparseTensor, and voxels.prepare(network, "
-            "tensor)."
+            f"tensor has {len(levels[0].maps)} maps, the spatial_shape {shape} and the batch_size "
+            f"{size}: all clouds of a record have maps, and the same given box where strided "
+            "layers read it. Pass spatial_shape and batch_size to SparseTensor (to torchsparse's, "
+            "spatial_range=(batch, x, y, z)), and voxels.prepare(network, tensor)."
         )
     padding: list[dict[tuple[str, int], str | float]]
     padding = [{(f"rows_{i}", 0): -1} for i in range(len(levels))]
@@ -138,13 +146,15 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
     numbers = {key: number for number, key in enumerate(levels)}
     leaves: list[Any] = []
     structures, places = [], {}
+    built = any(_own_maps(level) for level in levels.values())
     for i, level in enumerate(levels.values()):
         rows, order, maps = level.stored_rows, level.known_order, _maps_of(level, levels)
         leaves += [rows] if order is None else [rows, order]
         for n, (_, _, _, kept, back) in enumerate(maps):
             leaves += [kept] if back is None else [kept, back]
             places[id(kept)] = i, n
-        structures.append(_structure_of(level, order is not None, maps, numbers))
+        grid = _given_grid(level) if built else level.grid
+        structures.append(_structure_of(level, grid, order is not None, maps, numbers))
     mark_fixed(*[t for t in leaves if varying(t) is None])
     names = tuple([(name, *places[id(found.kept)]) for name, found in named])
     return [tensor.feats, *leaves], _Structure(tuple(structures), names)
@@ -193,7 +203,11 @@ def _maps_of(level: Coordinates, levels: Mapping[int, Coordinates]) -> list[_Kep
 
 
 def _structure_of(
-    level: Coordinates, has_order: bool, maps: Sequence[_Kept], numbers: Mapping[int, int]
+    level: Coordinates,
+    grid: _Grid,
+    has_order: bool,
+    maps: Sequence[_Kept],
+    numbers: Mapping[int, int],
 ) -> _Level:
     found = [_Map(s, numbers[id(o)], given, b is not None) for s, o, given, _, b in maps]
     coarse = sorted(
@@ -201,7 +215,14 @@ def _structure_of(
         for key, other in level.tables.items()
         if isinstance(other, Coordinates)
     )
-    return _Level(level.grid, level.seem_sorted, has_order, tuple(found), tuple(coarse))
+    return _Level(grid, level.seem_sorted, has_order, tuple(found), tuple(coarse))
+
+
+def _given_grid(level: Coordinates) -> _Grid:
+    """What was given of a grid: where maps are built, nothing needs the bounds of the voxels."""
+    shape, size = level.given_shape, level.given_batch_size
+    bounds = None if shape is None or size is None else bounds_of(size, shape)
+    return shape, size, level.stride, bounds
 
 
 def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from torchweft.errors import DTypeError
-from torchweft.voxels.maps.tensor import KeepsVoxels, SparseTensor, sparse_of
+from torchweft.voxels.maps.tensor import HasVoxels, SparseTensor, sparse_of
 from torchweft.voxels.maps.together import ask
 
 __all__ = ["prepare"]
 
-T = TypeVar("T", bound=SparseTensor | KeepsVoxels)
+T = TypeVar("T", bound=SparseTensor | HasVoxels)
 
 
 def prepare(network: nn.Module, tensor: T, *, tables_only: bool = False) -> T:
@@ -31,8 +31,8 @@ def prepare(network: nn.Module, tensor: T, *, tables_only: bool = False) -> T:
 
     Args:
         network: takes the tensor as its only argument.
-        tensor: a SparseTensor on the network's device, or a SparseConvTensor of
-            `torchweft.compat.spconv`.
+        tensor: a SparseTensor on the network's device, or the sparse tensor of
+            `torchweft.compat.spconv`, `torchsparse` or `MinkowskiEngine`.
         tables_only: leave out what kernels derive from maps (sorted rows, lists of pairs): a record
             with room for other voxels (`padded_sizes`) makes it in each replay.
 
@@ -66,7 +66,7 @@ def prepare(network: nn.Module, tensor: T, *, tables_only: bool = False) -> T:
     return tensor
 
 
-def _run(network: nn.Module, tensor: SparseTensor | KeepsVoxels, device: torch.device) -> None:
+def _run(network: nn.Module, tensor: SparseTensor | HasVoxels, device: torch.device) -> None:
     """Run a network without gradients, on copies of its buffers, and put random states back."""
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     devices = [device] if device.type == "cuda" else []

@@ -222,8 +222,8 @@ def _transposed(
 ) -> Tensor:
     """By the pairs of the strided layer, swapped, which both layers share."""
     maps = Maps()
-    maps.get(found.fine, found.shape, "pairs", found.coarse)
-    tensor = input.on(found.fine if found.coarse is None else found.coarse, maps)
+    pairs = maps.get(found.fine, found.shape, "pairs", found.coarse)
+    tensor = input.on(pairs.outputs, maps)
     return voxels.sparse_inverse_conv(tensor, weight, "pairs", bias, groups=groups).feats
 
 

@@ -26,6 +26,7 @@ from torchweft.compat.MinkowskiEngine.MinkowskiCommon import (
     convert_to_int_list,
 )
 from torchweft.compat.MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
+from torchweft.compat.voxels import rows_of
 from torchweft.core.tables import sort_rows
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
@@ -140,7 +141,7 @@ class CoordinateManager:
         self.minkowski_algorithm = minkowski_algorithm or MinkowskiAlgorithm.DEFAULT
         self._maps: dict[Key, CoordinateMap] = {}
         self._fields: dict[Key, Tensor] = {}
-        self._batches: list[Tensor] = []  # the batch columns that were given
+        self._given: list[Tensor] = []  # rows, the batch number first
         self._cells: dict[tuple[Key, Key], Segments] = {}  # of fine and coarse maps
         self._numbers = itertools.count()
 
@@ -176,13 +177,23 @@ class CoordinateManager:
             rows = rows.index_select(0, unique)
         return self._insert(rows, stride, string_id), (unique, inverse)
 
+    def adopt(self, key: Key, found: CoordinateMap) -> CoordinateMapKey:
+        """Take over a map under a key."""
+        self._maps[key] = found
+        self._given.append(rows_of(found.level))
+        return CoordinateMapKey(*key)
+
+    def is_first(self, key: CoordinateMapKey) -> bool:
+        """Whether it names the map that was inserted first, of which others are made."""
+        return next(iter(self._maps)) == key.pair
+
     def insert_field(
         self, coordinates: Tensor, tensor_stride: Any = 1, string_id: str = ""
     ) -> CoordinateMapKey:
         """A field: (N, 1 + D) coordinates with fractions, the batch number first."""
         key = self._free(convert_to_int_list(tensor_stride, self.D), string_id, self._fields)
         self._fields[key.pair] = coordinates.float()
-        self._batches.append(coordinates[:, 0].round())
+        self._given.append(coordinates)
         return key
 
     def field_to_sparse_insert_and_map(
@@ -222,7 +233,7 @@ class CoordinateManager:
         """The map of one voxel at 0 for each sample that was given; its tensor stride is 0."""
         key = CoordinateMapKey([0] * self.D)
         if key.pair not in self._maps:
-            batch = torch.unique(torch.cat([b.long() for b in self._batches]))
+            batch = torch.unique(torch.cat([rows[:, 0].round().long() for rows in self._given]))
             rows = torch.nn.functional.pad(batch.unsqueeze(1), (0, self.D))
             self._maps[key.pair] = CoordinateMap.of(rows, [0] * self.D)
         return key
@@ -425,7 +436,7 @@ class CoordinateManager:
     def _insert(self, rows: Tensor, stride: Sequence[int], string_id: str) -> CoordinateMapKey:
         key = self._free(stride, string_id)
         found = self._maps[key.pair] = CoordinateMap.of(rows, stride)
-        self._batches.append(found.level.rows[:, 0])
+        self._given.append(found.level.rows)
         return key
 
     def _free(

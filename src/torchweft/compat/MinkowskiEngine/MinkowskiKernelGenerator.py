@@ -114,8 +114,10 @@ class KernelGenerator:
         places = self.places()
         if places is None:
             return kernel
-        box = kernel.new_zeros(math.prod(self.kernel_size), *kernel.shape[1:])
-        return box.index_copy(0, places.to(kernel.device), kernel)
+        rows = [kernel.new_zeros(kernel.shape[1:])] * math.prod(self.kernel_size)
+        for place, row in zip(places.tolist(), kernel, strict=True):
+            rows[place] = row
+        return torch.stack(rows)  # without a copy of places, for which the host would wait
 
     def __repr__(self) -> str:
         return (

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from torchweft.compat.MinkowskiEngine.coordinate_maps import Window
 from torchweft.compat.MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase, PoolingMode
 from torchweft.compat.MinkowskiEngine.MinkowskiConvolution import WindowLayer
 from torchweft.compat.MinkowskiEngine.MinkowskiCoordinateManager import CoordinateMapKey, Segments
@@ -76,12 +78,24 @@ class MinkowskiPoolingBase(WindowLayer):
     def forward(self, input: SparseTensor, coordinates: Any = None) -> SparseTensor:
         """The pooled tensor; coordinates give its voxels, see MinkowskiConvolutionBase."""
         self.check(input)
-        key, generator = self.out_key(input, coordinates), self.kernel_generator
-        if generator.kernel_size == generator.kernel_stride:
+        key = self.out_key(input, coordinates)
+        window = self._window(input, key)
+        if window is None:
             features = self._by_cell(input, key)
         else:
-            features = self._by_window(input, key)
+            features = self._by_window(input, key, window)
         return self.written(input, features, key)
+
+    def _window(self, input: SparseTensor, key: CoordinateMapKey) -> Window | None:
+        """The window whose pairs are read; None for cells that are no windows of a map."""
+        window, own = self.kernel_generator.window, input.coordinate_map_key
+        if window.kernel_size != window.stride:
+            return window
+        fine, coarse = (key, own) if self.is_transpose else (own, key)
+        cells = window._replace(dilation=[1] * input.D)
+        begin_at_0 = all(k == 1 or k % 2 == 0 for k in cells.kernel_size)
+        found = begin_at_0 and input.coordinate_manager.region(fine, coarse, cells).coarse is None
+        return cells if found else None
 
     def _by_cell(self, input: SparseTensor, key: CoordinateMapKey) -> Tensor:
         own, manager = input.coordinate_map_key, input.coordinate_manager
@@ -90,15 +104,13 @@ class MinkowskiPoolingBase(WindowLayer):
             return apart(input.F, cells.owner, cells.order)
         return reduced(input.F, manager.strided(own, key), self.pooling_mode)
 
-    def _by_window(self, input: SparseTensor, key: CoordinateMapKey) -> Tensor:
+    def _by_window(self, input: SparseTensor, key: CoordinateMapKey, window: Window) -> Tensor:
         generator, own = self.kernel_generator, input.coordinate_map_key
         manager = input.coordinate_manager
-        pairs = manager.pairs(own, key, generator.window, self.is_transpose)
-        tables = pairs.sources, pairs.targets
-        places = generator.places()
+        pairs = manager.pairs(own, key, window, self.is_transpose)
+        tables, places = [pairs.sources, pairs.targets], generator.places()
         if places is not None:
-            rows = places.to(input.device)
-            tables = tables[0].index_select(0, rows), tables[1].index_select(0, rows)
+            tables = [torch.stack([table[k] for k in places.tolist()]) for table in tables]
         if self.pooling_mode == PoolingMode.LOCAL_MAX_POOLING:
             return max_over(input.F, *tables)
         total = sum_over(wide(input.F), *tables)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor as Dense
 
 from torchweft import voxels
+from torchweft.compat.MinkowskiEngine.coordinate_maps import CoordinateMap
 from torchweft.compat.MinkowskiEngine.MinkowskiCoordinateManager import (
     CoordinateManager,
     CoordinateMapKey,
@@ -19,6 +20,7 @@ from torchweft.compat.MinkowskiEngine.MinkowskiTensor import (
     Tensor,
     quantized,
 )
+from torchweft.compat.voxels import register_tree
 from torchweft.core.tables import sort_rows
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.layers.pooling import apart, together
@@ -112,6 +114,9 @@ class SparseTensor(Tensor):
     def on(self, coordinates: Coordinates, maps: Maps | None = None) -> voxels.SparseTensor:
         """torchweft's tensor with these features on given voxels."""
         return voxels.SparseTensor.on(self._F, coordinates, maps or Maps())
+
+    def __voxels__(self) -> voxels.SparseTensor:
+        return self.on(self._manager.map_of(self.coordinate_map_key).level)
 
     def _combined(self, other: Any, function: Callable[[Any, Any], Dense]) -> SparseTensor:
         """On the union of the voxels; where one has none, this tensor's or function(0, other's)."""
@@ -207,10 +212,17 @@ class SparseTensor(Tensor):
         Args:
             X: a TensorField, or a SparseTensor on the same voxels that was built from coordinates.
         """
+        self.check_manager(X, "slice")
         if isinstance(X, TensorField):
             return X.with_features(self._F.index_select(0, X.inverse_mapping(self.coordinate_key)))
         self._same_rows(X, "slice")
-        rows: Dense = X.inverse_mapping  # type: ignore[attr-defined]
+        if not hasattr(X, "inverse_mapping"):
+            raise ShapeError(
+                "slice was given a SparseTensor on a coordinate map key: one is needed that was "
+                "built from coordinates, and so has an inverse_mapping; what torchweft.capture "
+                "gives a function has none. Keep that tensor, and slice outside of the function."
+            )
+        rows: Dense = X.inverse_mapping
         return TensorField(
             self._F.index_select(0, rows),
             coordinates=self.C.index_select(0, rows),
@@ -240,6 +252,27 @@ class SparseTensor(Tensor):
         """
         found = self._manager.interpolation_map_weight(self.coordinate_map_key, query_coordinates)
         return interpolated(self._F, *found, len(query_coordinates))
+
+
+def _made(tensor: voxels.SparseTensor, level: tuple[Any, ...]) -> SparseTensor:
+    pair, units, mode = level
+    manager = CoordinateManager(D=tensor.dim)
+    key = manager.adopt(pair, CoordinateMap(tensor.coordinates, pair[0], units))
+    return SparseTensor(tensor.feats, None, 1, key, manager, mode)
+
+
+def _level_of(tensor: SparseTensor) -> tuple[Any, ...]:
+    key, manager = tensor.coordinate_map_key, tensor.coordinate_manager
+    if not manager.is_first(key):
+        raise ShapeError(
+            f"a SparseTensor on {key} was passed to torchweft.capture, or is a result there, whose "
+            f"coordinate manager had other voxels before it: a record takes tensors as they are "
+            "before a network, and returns tensors on the same voxels, or features. Return x.F."
+        )
+    return key.pair, manager.map_of(key).units, tensor.quantization_mode
+
+
+register_tree(SparseTensor, _made, _level_of)
 
 
 def interpolated(

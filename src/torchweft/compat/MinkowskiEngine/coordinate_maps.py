@@ -133,7 +133,7 @@ class Region(NamedTuple):
     """The voxels that a layer joins, in common units, and torchweft's geometry of its window.
 
     Attributes: fine and coarse, of which a transposed layer reads the coarse ones; coarse is None
-    where the two are the same map and the geometry is submanifold.
+    where the geometry says them: they are the fine ones, or the floors ⌊u / stride⌋ of all.
     """
 
     fine: Coordinates
@@ -163,7 +163,9 @@ def region(fine: CoordinateMap, coarse: CoordinateMap, window: Window) -> Region
     counted = fine.counts_strides and coarse.counts_strides
     if counted and all(a * s == b for a, s, b in joined):  # the stride takes one into the other
         shape = geometry(dim, sizes, tuple(window.stride)[::-1], 0, dilation, mode="floor")
-        return Region(fine.level, coarse.level, shape)
+        ones = set(window.stride) == {1}
+        floors = fine.level if ones else fine.level.tables.get(shape.stride)
+        return Region(fine.level, None if floors is coarse.level else coarse.level, shape)
     steps = tuple(d * t for d, t in zip(dilation, fine.tensor_stride[::-1], strict=True))
     steps = tuple(max(step, 1) for step in steps)  # of one offset on the origin
     return Region(fine.finest, coarse.finest, geometry(dim, sizes, 1, 0, steps, mode="floor"))

@@ -11,8 +11,9 @@ from torch import Tensor
 from torchweft import voxels
 from torchweft.compat.torchsparse.caches import TensorCache, new_tensor_cache
 from torchweft.compat.torchsparse.sizes import make_ntuple
-from torchweft.compat.voxels import same_rows, voxels_of
+from torchweft.compat.voxels import register_tree, rows_of, same_rows, voxels_of
 from torchweft.errors import ShapeError
+from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import Maps
 
 __all__ = [
@@ -91,6 +92,7 @@ class SparseTensor(_OnRows):
         self.feats, self.coords, self.s = feats, coords, stride
         self.spatial_range = None if spatial_range is None else tuple(int(n) for n in spatial_range)
         self._caches: TensorCache = new_tensor_cache()
+        self.kept: Coordinates | None = None  # the voxels of coords, with their maps
 
     @property
     def s(self) -> tuple[int, ...]:
@@ -120,8 +122,11 @@ class SparseTensor(_OnRows):
                 "(batch, x, y, z) and 4 numbers are needed. Collate samples with sparse_collate, "
                 "or put the batch number before x."
             )
-        box = voxels_of(coords) if given is None else voxels_of(coords, given[0], given[1:4])
-        return voxels.SparseTensor.on(self.feats, box, Maps())
+        box = () if given is None else (given[0], given[1:4])
+        self.kept = voxels_of(coords, *box)
+        return voxels.SparseTensor.on(self.feats, self.kept, Maps())
+
+    __voxels__ = sparse
 
     def dense(self) -> Tensor:
         """(batch, x, y, z, C), contiguous, 0 where there is no voxel.
@@ -139,7 +144,7 @@ class SparseTensor(_OnRows):
     def derived(self, feats: Tensor) -> SparseTensor:
         """Other features on the same voxels, with the same maps."""
         found = SparseTensor(feats, self.coords, self.stride, self.spatial_range)
-        found._caches = self._caches
+        found._caches, found.kept = self._caches, self.kept
         return found
 
     def __add__(self, other: SparseTensor) -> SparseTensor:
@@ -187,6 +192,15 @@ def check_same_voxels(tensors: Sequence[SparseTensor], name: str) -> None:
                 f"at strides {first.stride} and {other.stride}: they must have the same voxels, "
                 "row by row. Use torchsparse.generative_add for different voxels of one stride."
             )
+
+
+def _made(tensor: voxels.SparseTensor, level: tuple[Any, Any]) -> SparseTensor:
+    found = SparseTensor(tensor.feats, rows_of(tensor.coordinates), *level)
+    found.kept = tensor.coordinates
+    return found
+
+
+register_tree(SparseTensor, _made, lambda tensor: (tensor.stride, tensor.spatial_range))
 
 
 def get_allow_negative_coordinates() -> bool:

@@ -94,7 +94,7 @@ class Coordinates:
     """How the voxels of all ranks are spread; None: all are here."""
     _rows: Tensor
     _ascends: bool
-    _bounds: Bounds
+    _bounds: Bounds | None  # None: those of the rows, read when they are needed
     _packing: Packing | None = None
     _keys: Tensor | None = None  # in row order
     _sorted: tuple[Tensor, Tensor | None] | None = None  # ascending keys, and their rows
@@ -146,7 +146,7 @@ class Coordinates:
         spatial_shape: tuple[int, ...] | None,
         batch_size: int | None,
         stride: Sequence[int],
-        bounds: Bounds,
+        bounds: Bounds | None,
     ) -> Coordinates:
         """The voxels of ascending distinct int32 rows, without checks."""
         found = cls.__new__(cls)
@@ -201,6 +201,10 @@ class Coordinates:
         Raises:
             CaptureError: in a record with room for other voxels: rows of padding are no voxels.
         """
+        self._check_unpadded()
+        return self.stored_rows
+
+    def _check_unpadded(self) -> None:
         if varying(self._rows) is not None:
             raise CaptureError(
                 "the voxels of a SparseTensor are read in a function that is recorded with room "
@@ -208,7 +212,6 @@ class Coordinates:
                 "what acts on each row alone can be recorded so; compute what needs voxels, such "
                 "as pools of a sample or dense(), outside of the function."
             )
-        return self.stored_rows
 
     @property
     def stored_rows(self) -> Tensor:
@@ -228,16 +231,23 @@ class Coordinates:
         return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())
 
     @property
+    def bounds(self) -> Bounds:
+        """The lowest and the highest value of each column, or those of the box."""
+        if self._bounds is None:
+            if compiling():
+                raise _unknown_box(self.given_shape, self.given_batch_size)
+            self._bounds = _read(self.rows)[0]
+        return self._bounds
+
+    @property
     def batch_size(self) -> int:
         """The number of samples, including empty ones."""
-        return (
-            self.given_batch_size if self.given_batch_size is not None else self._bounds[1][0] + 1
-        )
+        return self.given_batch_size if self.given_batch_size is not None else self.bounds[1][0] + 1
 
     @property
     def boxed(self) -> bool:
         """Whether the voxels have a box: one was given, or no coordinate is negative."""
-        return self.given_shape is not None or min(self._bounds[0][1:]) >= 0
+        return self.given_shape is not None or min(self.bounds[0][1:]) >= 0
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
@@ -248,7 +258,7 @@ class Coordinates:
         """
         if self.given_shape is not None:
             return self.given_shape
-        lows, highs = self._bounds
+        lows, highs = self.bounds
         if not self.boxed:
             axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
             raise IndexRangeError(
@@ -263,21 +273,25 @@ class Coordinates:
     def packing(self) -> Packing:
         """How voxels become keys."""
         if self._packing is None:
-            lows, highs = self._bounds
+            lows, highs = self.bounds
             sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
             self._packing = Packing(self._rows, lows, sizes)
         return self._packing
 
     @property
     def keys(self) -> Tensor:
-        """(N,) ascending, in the packing's dtype."""
+        """(N,) ascending, in the packing's dtype; raises as `rows` does."""
+        self._check_unpadded()
         return self.valid(self.unchecked)[0]
 
     @property
     def order(self) -> Tensor | None:
         """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: rows ascend."""
-        if self._sorted is not None and self._given is None and self._flags is None:
-            return self._sorted[1]  # nothing is left to check
+        if self._given is None and self._flags is None:  # nothing is left to check
+            if self._sorted is not None:
+                return self._sorted[1]
+            if self._ascends:
+                return None
         known: Tensor | None = self.tables.get("order")
         if known is not None:
             return known
@@ -301,7 +315,7 @@ class Coordinates:
     def grid(self) -> Grid:
         """Where the voxels lie; bounds are those of the box where it was given."""
         shape, size = self.given_shape, self.given_batch_size
-        bounds = self._bounds if shape is None or size is None else bounds_of(size, shape)
+        bounds = self.bounds if shape is None or size is None else bounds_of(size, shape)
         return shape, size, self.stride, bounds
 
     @property
@@ -450,7 +464,7 @@ class Coordinates:
         """Where the voxels ⌊c / stride⌋ lie."""
         steps = (1, *shape.stride)
         lows, highs = (
-            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
+            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self.bounds
         )
         box = None if self.given_shape is None else shape.output_shape(self.given_shape)
         stride = tuple(a * s for a, s in zip(self.stride, shape.stride, strict=True))
@@ -472,7 +486,8 @@ class Coordinates:
         return found
 
     def _copied(self) -> Coordinates:
-        """The same voxels, checked, without maps."""
+        """The same voxels, checked, without maps; raises as `rows` does."""
+        self._check_unpadded()
         self._holds()
         found = object.__new__(Coordinates)
         found.__dict__.update(self.__dict__)
@@ -505,12 +520,7 @@ class Coordinates:
     def _trace(self, rows: Tensor) -> None:
         """Rows that a graph makes are checked when it runs, and their box is given."""
         if self.given_shape is None or self.given_batch_size is None:
-            raise ShapeError(
-                f"coords came with spatial_shape {self.given_shape} and batch_size "
-                f"{self.given_batch_size} in a function that is compiled or exported: what "
-                "coordinates hold is not known there, so both must be given. Pass them, or build "
-                "the SparseTensor outside and give it to the function."
-            )
+            raise _unknown_box(self.given_shape, self.given_batch_size)
         box = self.given_shape, self.given_batch_size
         self._rows, self._ascends = torch.ops.torchweft.voxel_rows(rows, *box), False
         self._bounds = bounds_of(self.given_batch_size, self.given_shape)
@@ -520,9 +530,7 @@ class Coordinates:
         rows = self._rows if self._given is None else self._given
         return rows, self.given_shape, self.given_batch_size
 
-    def _order_in_graph(self) -> Tensor | None:
-        if self._ascends and self._given is None and self._flags is None:
-            return None
+    def _order_in_graph(self) -> Tensor:
         order: Tensor = torch.ops.torchweft.voxel_order(*self.traced())
         self.tables["order"] = order
         return order
@@ -557,7 +565,7 @@ class Coordinates:
         """Read the columns' bounds and whether rows ascend; raise if values are out of range."""
         self._bounds, self._ascends, self._rows = _read(rows)
         given = (self.given_batch_size, *(self.given_shape or (None,) * self.dim))
-        for column, (low, high, size) in enumerate(zip(*self._bounds, given, strict=True)):
+        for column, (low, high, size) in enumerate(zip(*self.bounds, given, strict=True)):
             name = f"axis {column - 1}" if column else "the batch column"
             if low < LOW or high > HIGH:
                 value = low if low < LOW else high
@@ -577,6 +585,15 @@ class Coordinates:
                     f"{name} of coords has the value {high} but {what} is {size}: values must lie "
                     f"in 0..{size - 1}. Pass a larger {what}, or drop these voxels."
                 )
+
+
+def _unknown_box(shape: tuple[int, ...] | None, size: int | None) -> ShapeError:
+    return ShapeError(
+        f"coords came with spatial_shape {shape} and batch_size {size} in a function that is "
+        "compiled or exported: what coordinates hold is not known there, so both must be given. "
+        "Pass them, or build the SparseTensor outside, with all maps of the network "
+        "(voxels.prepare), and give it to the function."
+    )
 
 
 def bounds_of(batch_size: int, spatial_shape: Sequence[int]) -> Bounds:

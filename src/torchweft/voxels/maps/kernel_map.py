@@ -327,7 +327,7 @@ def _first_asked(inputs: Coordinates, shape: Geometry) -> MapTables:
     """Tables that were foreseen, or are built now."""
     tables: MapTables = inputs.foreseen.pop(shape, None) or build_map(inputs, shape)
     inputs.tables[shape] = tables
-    note(inputs, shape, tables[2] or inputs)
+    note(inputs, shape, inputs if tables[2] is None else tables[2])  # which may be empty
     return tables
 
 

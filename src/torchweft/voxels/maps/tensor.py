@@ -482,22 +482,20 @@ def _check_alike(
 
 
 @runtime_checkable
-class KeepsVoxels(Protocol):
+class HasVoxels(Protocol):
     """A tensor of another library's names, which keeps its voxels and so their maps."""
 
-    kept: Coordinates | None
-
-    def sparse(self) -> SparseTensor:
+    def __voxels__(self) -> SparseTensor:
         """The SparseTensor that shares features, voxels and maps."""
 
 
-def sparse_of(tensor: SparseTensor | KeepsVoxels) -> SparseTensor:
+def sparse_of(tensor: SparseTensor | HasVoxels) -> SparseTensor:
     """A SparseTensor as it is, or that of a tensor which keeps its voxels.
 
     Raises:
         DTypeError: it is something else.
     """
-    found = tensor.sparse() if isinstance(tensor, KeepsVoxels) else tensor
+    found = tensor.__voxels__() if isinstance(tensor, HasVoxels) else tensor
     check_sparse(found)
     return found
 

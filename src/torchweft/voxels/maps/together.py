@@ -63,7 +63,7 @@ def ask(network: nn.Module, voxels: Coordinates, tables_only: bool = False) -> b
         inputs = known.get(step.inputs)
         if inputs is not None:
             _, _, outputs = tables_of(inputs, step.shape)
-            known.setdefault(step.outputs, outputs or inputs)
+            known.setdefault(step.outputs, inputs if outputs is None else outputs)
             note_again(inputs, step)
     return bool(recipe)
 

@@ -53,9 +53,10 @@ def batch_norm(
         residual: (N, C) in the dtype of x; under autocast in any dtype.
         activation: a name of ACTIVATIONS.
         backend: "triton", "torch"; None chooses.
-        valid: () int64 on the device of x: the first `valid` rows, at least 2 in training, are
-            real.  The others are padding and may hold anything: they are no part of statistics and
-            of sums, and 0 in the result and its gradients.  None: all rows are real.
+        valid: () int64 on the device of x: the first `valid` rows are real.  The others are padding
+            and may hold anything: they are no part of statistics and of sums, and 0 in the result
+            and its gradients.  Without a real row running statistics stay, and of one the variance
+            is 0.  None: all rows are real.
 
     Raises:
         ShapeError: a residual or an activation that does not fit.
@@ -64,7 +65,8 @@ def batch_norm(
     """
     residual = _checked(x, residual, activation)
     state = _state(norm)
-    if not _by_kernels(state, x, backend):
+    few = x.shape[0] < 2 and by_batch(norm)
+    if few or not _by_kernels(state, x, backend):
         if valid is not None:
             return _padded_norm(norm, x, residual, activation, valid)
         y = nn.BatchNorm1d.forward(norm, x)
@@ -72,8 +74,6 @@ def batch_norm(
     kind, (weight, bias, mean, var) = "fixed", state
     x = x.contiguous()
     if norm.training or mean is None:
-        if x.shape[0] < 2:
-            return nn.BatchNorm1d.forward(norm, x)  # raises
         kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var), valid)
     rest = None if residual is None else residual.contiguous()
     tensors = (weight, bias, rest, mean, var, valid, None)

@@ -179,7 +179,8 @@ def total_statistics_kernel(
         live = (start + p < parts)[:, None] & inside
         mean = tl.load(parts_ptr + (start + p)[:, None] * C + c[None, :], mask=live, other=0.0)
         total += tl.where(live, count * mean, 0.0)
-    middle = tl.sum(total, 0) / rows
+    divisor = _divisor(valid_ptr, rows)  # of no rows, 0 and 0
+    middle = tl.sum(total, 0) / divisor
     squares = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     for start in range(0, parts, BLOCK_P):
         count = tl.minimum(rows - (start + p) * chunk, chunk)[:, None]
@@ -189,15 +190,16 @@ def total_statistics_kernel(
         square = tl.load(parts_ptr + all_parts * C + at, mask=live, other=0.0)
         squares += tl.where(live, square + count * away * away, 0.0)
     square = tl.sum(squares, 0)
-    middle += _numbers(x_ptr, c, C, 0.0)
+    middle += tl.where(rows > 0, _numbers(x_ptr, c, C, 0.0), 0.0)
     tl.store(mean_ptr + c, middle, mask=c < C)
-    tl.store(var_ptr + c, square / rows, mask=c < C)
+    tl.store(var_ptr + c, square / divisor, mask=c < C)
     if count_ptr is not None:
         tl.store(count_ptr + 0 * c, rows, mask=c == 0)
     if running_mean_ptr is not None:
         momentum = _counted(tracked_ptr, momentum, CUMULATIVE)
+        momentum = tl.where(rows > 0, momentum, 0.0)
         _track(running_mean_ptr, middle, momentum, c, C)
-        _track(running_var_ptr, square / (rows - 1), momentum, c, C)
+        _track(running_var_ptr, square / _divisor(valid_ptr, rows - 1), momentum, c, C)
 
 
 @triton.jit(do_not_specialize=["ranks"])
@@ -236,12 +238,10 @@ def joined_statistics_kernel(
 
 @triton.jit
 def _of_rank(ptr, rank, c, C):
-    """(number of rows, their mean, their variance) of a rank, [BLOCK_C] each; 0 without rows."""
+    """(number of rows, their mean, their variance) of a rank, [BLOCK_C] each."""
     ptr += rank * (2 * C + 1)
-    rows = tl.load(ptr + 2 * C)
-    live = (c < C) & (rows > 0)
-    mean = tl.load(ptr + c, mask=live, other=0.0)
-    return rows, mean, tl.load(ptr + C + c, mask=live, other=0.0)
+    mean = tl.load(ptr + c, mask=c < C, other=0.0)
+    return tl.load(ptr + 2 * C), mean, tl.load(ptr + C + c, mask=c < C, other=0.0)
 
 
 @triton.jit
@@ -367,6 +367,7 @@ def gradient_kernel(
     )
     if sums_ptr is not None:
         count = real.to(tl.float32) if count_ptr is None else tl.load(count_ptr).to(tl.float32)
+        count = tl.maximum(count, 1.0)  # there may be no rows
         g -= (_numbers(sums_ptr, c, C, 0.0) / count)[None, :]
         g -= normal * (_numbers(sums_ptr + C, c, C, 0.0) / count)[None, :]
     dx = _or_zero(g * (weight * inverse)[None, :], row, valid_ptr, real)

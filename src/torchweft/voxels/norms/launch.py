@@ -103,7 +103,7 @@ def statistics(
 def statistics_of_rank(x: Tensor, valid: Tensor | None = None) -> Tensor:
     """(2 C + 1,) in float64: mean and biased variance of the channels of x (N, C), then N.
 
-    With `valid`, see `Normal`, of the first N = `valid` rows; without a row, only N has a meaning.
+    With `valid`, see `Normal`, of the first N = `valid` rows.
     """
     rows, channels = x.shape
     if not rows:

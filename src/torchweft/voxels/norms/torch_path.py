@@ -44,10 +44,11 @@ def statistics(rows: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tenso
     if valid is None:
         var, mean = torch.var_mean(rows, 0, correction=0)
         return mean, var
-    base = rows[0].detach()  # a mean far from 0 takes no digits
+    count = valid.clamp(min=1)  # of no rows, 0 and 0
+    base = _real(rows[:1].detach(), valid).sum(0)  # a mean far from 0 takes no digits
     near = _real(rows - base, valid)
-    mean = near.sum(0) / valid
-    return base + mean, _real(near - mean, valid).square().sum(0) / valid
+    mean = near.sum(0) / count
+    return base + mean, _real(near - mean, valid).square().sum(0) / count
 
 
 def _real(rows: Tensor, valid: Tensor | None) -> Tensor:

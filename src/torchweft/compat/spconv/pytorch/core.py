@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 from torchweft import voxels
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.core import ConvAlgo
-from torchweft.compat.voxels import rows_of, same_rows, voxels_of
-from torchweft.core import private
+from torchweft.compat.voxels import register_tree, rows_of, same_rows, voxels_of
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
@@ -173,6 +172,8 @@ class SparseConvTensor:
         self.kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)
         return voxels.SparseTensor.on(self._features, self.kept, Maps())
 
+    __voxels__ = sparse
+
     def dense(self, channels_first: bool = True) -> Tensor:
         """(batch, C, *spatial_shape), or the channels last; contiguous."""
         found = self.sparse().dense()
@@ -283,33 +284,20 @@ def _check(features: Tensor, indices: Tensor, shape: Sequence[int], batch_size: 
         )
 
 
-def _flatten(tensor: SparseConvTensor) -> tuple[list[voxels.SparseTensor], None]:
+def _check_alone(tensor: SparseConvTensor) -> None:
     if tensor.indice_dict:
         raise ShapeError(
             f"a SparseConvTensor with the pairs of {', '.join(map(repr, tensor.indice_dict))} was "
             "passed to torchweft.capture, or is a result there: a record takes tensors as they "
             "are before a network, and returns features. Return x.features."
         )
-    return [tensor.sparse()], None
 
 
-def _flatten_with_keys(tensor: SparseConvTensor) -> tuple[list[tuple[Any, Any]], None]:
-    (found,), _ = _flatten(tensor)
-    return [(private.GetAttrKey("sparse"), found)], None
-
-
-def _unflatten(children: Iterable[Any], _: None) -> SparseConvTensor:
-    (tensor,) = children
+def _made(tensor: voxels.SparseTensor, _: None) -> SparseConvTensor:
     return SparseConvTensor.from_sparse(tensor)
 
 
-private.register_pytree_node(
-    SparseConvTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="torchweft.compat.spconv.SparseConvTensor",
-    flatten_with_keys_fn=_flatten_with_keys,
-)
+register_tree(SparseConvTensor, _made, _check_alone)
 
 
 __getattr__ = lacking(
