@@ -21,6 +21,7 @@ from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.sanitizer import reaching
 from torchweft.voxels.maps import together
 from torchweft.voxels.maps.gpu import tiles
+from torchweft.voxels.norms import functions, torch_path
 
 pytestmark = pytest.mark.kernels
 
@@ -286,3 +287,23 @@ def test_floors_need_no_box():
         same(found.C, right.C)
         assert found.coordinates.bounds == right.coordinates.bounds
     assert (recorder.records, recorder.replays) == (1, len(COUNTS) - 2)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels run in the interpreter or on a GPU")
+def test_the_comparison_with_padding_runs_kernels(monkeypatch):
+    """Torch's operations of a batch norm take three times the memory.
+
+    Seen red with: statistics by torch where what is written is noted.
+    """
+    monkeypatch.setattr(functions, "_serving", lambda backend, device: "triton")
+    net = network()
+    first = prepared(net, 0)
+    labels = torch.arange(len(first)) % 3
+    run, _ = captured(training(net), first, labels, sizes=voxels.padded_sizes(first, labels=-100))
+    run(first, labels)
+    monkeypatch.setattr(torch_path, "normalised", None)
+    before = copy.deepcopy(net.state_dict())
+    run(first, labels)
+    for name, kept in net.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            same(kept, before[name] + 1)

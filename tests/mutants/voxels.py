@@ -554,6 +554,20 @@ MUTANTS = [
         f"{PADDED} -k values",
     ),
     Mutant(
+        "statistics that kernels write are no state that a comparison puts back",
+        "        onlooker.note_written(tensors)\n",
+        "        pass\n",
+        f"{PADDED} -k training",
+        kernels=True,
+    ),
+    Mutant(
+        "the comparison with padding takes torch's batch norms",
+        "    return watched() == len(Onlooker.active)\n",
+        "    return not watched()\n",
+        f"{PADDED} -k runs_kernels",
+        kernels=True,
+    ),
+    Mutant(
         "batch norms count padding",
         'return run.value((rows,), "voxels", lambda: (rows[:, 0] >= 0).sum())',
         'return run.value((rows,), "voxels", lambda: (rows[:, 0] >= -1).sum())',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from torchweft.core import private
 from torchweft.core.collectives import Group
+from torchweft.core.operators.operator import Onlooker
 from torchweft.errors import CaptureError
 
 __all__ = ["Written", "check_agreement"]
 
 
-# torch's dispatch modes and storages have no types
-class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
+# torch's dispatch modes have no types
+class Written(Onlooker):  # type: ignore[no-untyped-call]
     """Notes memory that operations write and did not make: parameters, states of optimizers.
 
     groups: those in which ranks exchanged something, by name.
@@ -37,7 +38,7 @@ class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
         for argument, value in itertools.zip_longest(function._schema.arguments, args):
             value = given.get(argument.name, value)
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._note(value)
+                self.note_written(_tensors(value))
             elif (group := private.group_of(argument.name, value)) is not None:
                 self.groups[private.group_name(group)] = group
         results = function(*args, **(kwargs or {}))
@@ -46,9 +47,10 @@ class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
                 self._made.add(tensor.untyped_storage()._cdata)
         return results
 
-    def _note(self, value: Any) -> None:
-        for tensor in _tensors(value):
-            storage: Any = tensor.untyped_storage()
+    def note_written(self, tensors: Iterable[Tensor]) -> None:
+        """Keep what tensors hold before they are written."""
+        for tensor in tensors:
+            storage: Any = tensor.untyped_storage()  # which has no types
             if storage._cdata not in self._made and storage._cdata not in self._before:
                 self._before[storage._cdata] = storage, storage.clone()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ __all__ = [
     "PLAIN",
     "FusedOperator",
     "Gradients",
+    "Onlooker",
     "Operator",
     "below_transforms",
     "compiling",
@@ -46,6 +47,7 @@ __all__ = [
     "unwatched",
     "used",
     "watched",
+    "will_write",
 ]
 
 
@@ -67,9 +69,37 @@ transformed = private.transforms_active
 forward_level = private.forward_level
 
 
+# torch's dispatch modes have no types
+class Onlooker(private.DispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that notes what runs and replaces nothing: bodies run as without it."""
+
+    active: ClassVar[list[Onlooker]] = []
+
+    def __enter__(self) -> Self:
+        self.active.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.active.remove(self)
+
+    def note_written(self, tensors: Iterable[Tensor]) -> None:
+        """Told before a kernel writes to tensors that others hold."""
+
+
+def will_write(tensors: Sequence[Tensor]) -> None:
+    """Before a kernel writes to tensors that others hold: torch and onlookers are told."""
+    for onlooker in Onlooker.active:
+        onlooker.note_written(tensors)
+    torch.autograd.graph.increment_version(tensors)
+
+
 def unwatched(tensor: Tensor) -> bool:
-    """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
-    return type(tensor) in PLAIN and not watched() and not tensor.is_meta
+    """Whether nobody but onlookers watches or replaces the dispatcher's work on a plain tensor."""
+    if type(tensor) not in PLAIN or tensor.is_meta:
+        return False
+    return watched() == len(Onlooker.active)
 
 
 def plain_call(tensors: Iterable[Tensor]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
+from torchweft.core.operators.operator import will_write
 from torchweft.voxels.maps.gpu.tiles import kernel_for
 
 __all__ = [
@@ -129,13 +130,13 @@ def joined(
     mean, var = x.new_empty((2, channels), dtype=torch.float32).unbind(0)
     count = of_ranks.new_empty(())
     *kept, momentum = NONE_KEPT if running is None else running
+    if running is not None:
+        will_write(running[:3])
     with current_device(x):
         kind = ("joined_statistics", running is None, momentum is None)
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), FOLD)
         tensors = (of_ranks, mean, var, count, *kept)
         kernel(-(-channels // FOLD.blocks[0]), tensors, (ranks, momentum or 0.0))
-    if running is not None:
-        torch.autograd.graph.increment_version(running[:3])
     return mean, var, count
 
 
@@ -149,6 +150,8 @@ def _statistics(
     rows, channels = x.shape
     dtype = found[0].dtype
     *kept, momentum = NONE_KEPT if running is None else running
+    if running is not None:
+        will_write(running[:3])
     calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
     chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, parts, channels), dtype=torch.float32)
@@ -160,8 +163,6 @@ def _statistics(
         kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), TOTAL)
         tensors, numbers = (x, valid, sums, *found, *kept), (rows, chunk, momentum or 0.0)
         kernel(calls.totals, tensors, numbers)
-    if running is not None:
-        torch.autograd.graph.increment_version(running[:3])
 
 
 def apply(x: Tensor, normal: Normal) -> Tensor:
