@@ -2,13 +2,14 @@
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from torchweft.core.operators.operator import Onlooker
 
 __all__ = ["LiveBytes"]
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(Onlooker):
     """Bytes of storages made inside: the most that were alive at once, and those that are now."""
 
     def __init__(self) -> None:
