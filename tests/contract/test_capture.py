@@ -1,4 +1,4 @@
-"""`torchweft.capture` without a GPU: kinds of calls, sizes and padding, effects, errors.
+"""`torchweft.capture` without a GPU: signatures, sizes and padding, effects, errors.
 
 Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py has graphs of CUDA.
 """
@@ -119,10 +119,10 @@ def test_values_change_and_results_stay():
     assert (recorder.rehearsals, recorder.records, recorder.replays) == (1, 1, 4)
 
 
-def test_each_kind_has_a_record_of_its_own():
+def test_each_signature_has_a_record_of_its_own():
     run, recorder = captured(lambda x, factor: x * factor, torch.ones(3), 2)
     leaf = torch.ones(3, requires_grad=True)
-    kinds = [
+    signatures = [
         (torch.ones(3), 2),
         (torch.ones(3), 2.0),
         (torch.ones(3), True),
@@ -133,24 +133,24 @@ def test_each_kind_has_a_record_of_its_own():
         (torch.ones(3), float("inf")),
     ]
     for _ in range(4):
-        for x, factor in kinds:
+        for x, factor in signatures:
             found = run(x, factor)
             same(found, (x * factor).detach())
             assert not found.requires_grad
-    assert recorder.records == len(kinds)
+    assert recorder.records == len(signatures)
     with torch.no_grad():
-        run(*kinds[0])
-        run(*kinds[0])
-        run(*kinds[0])
-    assert recorder.records == len(kinds) + 1
+        run(*signatures[0])
+        run(*signatures[0])
+        run(*signatures[0])
+    assert recorder.records == len(signatures) + 1
 
 
-def test_records_are_kept_for_the_last_kinds(monkeypatch):
-    monkeypatch.setattr(functions, "MOST_KINDS", 2)
+def test_records_are_kept_for_the_last_signatures(monkeypatch):
+    monkeypatch.setattr(functions, "MOST_RECORDS", 2)
     run, recorder = captured(lambda x, n: x * n, torch.ones(3), 0)
     run(torch.ones(3), 0)
     run(torch.ones(3), 1)
-    with pytest.warns(UserWarning, match=r"more than 2 kinds of arguments.*as tensors"):
+    with pytest.warns(UserWarning, match=r"more than 2 signatures.*as tensors"):
         run(torch.ones(3), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -737,7 +737,7 @@ def test_names():
     assert module._layout.names == ("input",)
 
 
-def test_a_module_that_is_trained_is_another_kind():
+def test_a_module_that_is_trained_is_another_signature():
     model = nn.Dropout(0.5)
     run, recorder = captured(model, X)
     for mode in (True, False):

@@ -15,11 +15,11 @@ __all__ = ["Buffers"]
 
 
 class Buffers:
-    """Tensors with room for the arguments of one kind of call; other arguments are constants.
+    """Tensors with room for the arguments of one signature; other arguments are constants.
 
     Args:
         layout: what varies.
-        leaves: of a call of the kind.
+        leaves: of a call of the signature.
         rooms: rows that there is room for, of each size.
     """
 

@@ -4,16 +4,16 @@
 
 1. A *record* is a CUDA graph of torch: launches at fixed addresses.  So arguments are copied into
    buffers before each replay, and results out of the record's memory after it.
-2. Arguments of one *kind* share a record: one structure, and tensors of equal shapes, dtypes and
-   `requires_grad`.  Arguments that are no tensors are constants of the record, so other values are
-   another kind.  MOST_KINDS records are kept, those used last.
-3. Dimensions in `sizes` are not part of the kind: buffers have room for more rows.  A call that
-   does not fit is recorded anew with more room, and a warning says so.
+2. Arguments of one *signature* share a record: one structure, and tensors of equal shapes, dtypes
+   and `requires_grad`.  Arguments that are no tensors are constants of the record, so other values
+   are another signature.  MOST_RECORDS records are kept, those used last.
+3. Dimensions in `sizes` are not part of the signature: buffers have room for more rows.  A call
+   that does not fit is recorded anew with more room, and a warning says so.
 4. Padding is filled so that the function computes with it and gets no NaN (`layout.py`).  It must
    be in no result; before a record is made, a call with padding is compared with the same call
    without (`comparison.py`).
 5. Each call has the effects of one call of the function, also while the record is made
-   (`kinds.py`): a training step may be the function.
+   (`records.py`): a training step may be the function.
 6. Plans of index tables among the arguments are made in the record (`core/recorded.py`).  A graph,
    infos and `torchweft.constant` that the function closes over are fixed, and cost nothing.
 """
@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from torchweft.capturing.graphs import CudaGraphs, Recorder
-from torchweft.capturing.kinds import Kind
 from torchweft.capturing.layout import Layout, Sizes, named_in, named_leaves
 from torchweft.capturing.leaves import flatten
+from torchweft.capturing.records import Record
 from torchweft.core.recorded import Current
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 
@@ -42,7 +42,7 @@ __all__ = ["CapturedFunction", "capture"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MOST_KINDS = 16
+MOST_RECORDS = 16
 """Records of one function."""
 
 SHOWN = 240
@@ -87,7 +87,7 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
         ShapeError, DTypeError: `sizes` do not fit the examples, or the arguments the examples.
         DeviceError: arguments on several devices.
 
-    Cost: memory of one call for each kind of arguments, of which 16 are kept, and a copy of the
+    Cost: memory of one call for each signature, of which 16 are kept, and a copy of the
     arguments and results a call. Index tables that are arguments are sorted at each replay.
 
     Example:
@@ -131,7 +131,7 @@ class CapturedFunction:
         self._layout = Layout(names, leaves, sizes)
         self._rooms = self._layout.rooms(self._layout.lengths(leaves), (0,) * len(sizes or ()))
         self._varying = tuple(-1 - i for i in range(len(self._rooms)))  # in the place of lengths
-        self._kinds: OrderedDict[Hashable, Kind] = OrderedDict()
+        self._records: OrderedDict[Hashable, Record] = OrderedDict()
         self._told = False
 
     def __call__(self, *arguments: Any) -> Any:
@@ -139,15 +139,15 @@ class CapturedFunction:
         if Current.run is not None:  # part of another record
             return self._function(*arguments)
         leaves, structure = flatten(arguments, self._varied)
-        key = (structure, *self._key(leaves, structure), *_modes(self._function))
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._new(arguments, leaves, structure)
-        self._kinds.move_to_end(key)
-        return kind(leaves)
+        signature = (structure, *self._described(leaves, structure), *_modes(self._function))
+        record = self._records.get(signature)
+        if record is None:
+            record = self._records[signature] = self._new(arguments, leaves, structure)
+        self._records.move_to_end(signature)
+        return record(leaves)
 
-    def _key(self, leaves: Sequence[Any], structure: Any) -> list[Hashable]:
-        """What the record depends on; lengths that vary are not."""
+    def _described(self, leaves: Sequence[Any], structure: Any) -> list[Hashable]:
+        """What a record depends on of each leaf; lengths that vary are not part of it."""
         if self._layout.sizes and structure != self._structure:
             given, known = str(structure), str(self._structure)
             raise ShapeError(
@@ -166,22 +166,22 @@ class CapturedFunction:
                 found.append((type(leaf), _constant(leaf)))
         return found
 
-    def _new(self, arguments: Sequence[Any], leaves: Sequence[Any], structure: Any) -> Kind:
+    def _new(self, arguments: Sequence[Any], leaves: Sequence[Any], structure: Any) -> Record:
         names = named_leaves(self._function, arguments)
         _device(names, leaves)
         layout = self._layout if self._layout.sizes else Layout(names, leaves, None)
-        if len(self._kinds) >= MOST_KINDS:
-            self._kinds.popitem(last=False)
+        if len(self._records) >= MOST_RECORDS:
+            self._records.popitem(last=False)
             if not self._told:
                 self._told = True
                 warnings.warn(
-                    f"{self._function} was called with more than {MOST_KINDS} kinds of arguments, "
+                    f"{self._function} was called with more than {MOST_RECORDS} signatures, "
                     "of which the last are kept: those before are recorded again. Name dimensions "
                     "that vary in sizes, and pass numbers that vary as tensors.",
                     stacklevel=3,
                 )
         assert self._recorder is not None
-        return Kind(self._function, structure, layout, self._recorder, self._rooms)
+        return Record(self._function, structure, layout, self._recorder, self._rooms)
 
 
 def _device(names: Sequence[str], leaves: Sequence[Any]) -> torch.device:

@@ -1,7 +1,7 @@
 """The leaves of arguments and results; fixed tables are values among them, not inputs.
 
 A record reads a fixed table (`core/recorded.py`) where it is: it is neither copied nor padded, and
-what was derived from it before is found again.  Another table is another kind of call.  Tables that
+what was derived from it before is found again.  Another table is another signature.  Tables that
 `sizes` name are inputs like other tensors.
 """
 

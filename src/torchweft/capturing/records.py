@@ -1,4 +1,4 @@
-"""Calls of one kind: the first runs as it is, the second is rehearsed, the third is recorded.
+"""Calls of one signature: the first runs as it is, the second is rehearsed, the third is recorded.
 
 Each call has the effects of one call of the function.  The first makes what is made once (states of
 optimizers, plans of constants, compiled kernels) and tells the shapes of the results.  The second
@@ -27,13 +27,13 @@ from torchweft.core.collectives import Group, everywhere
 from torchweft.core.recorded import Run
 from torchweft.errors import CaptureError
 
-__all__ = ["Kind"]
+__all__ = ["Record"]
 
 Function = Callable[..., Any]
 
 
-class Kind:
-    """The record of a function for arguments of one kind.
+class Record:
+    """The record of a function for arguments of one signature.
 
     Args:
         function: what is recorded.
