@@ -25,7 +25,7 @@ def test_spconv_computes_the_case(case, monkeypatch):
         assert spconv.adapt(workload) == "spconv has no bfloat16"
         return
     said = []
-    candidates = _candidates(case, workload, [spconv], said.append)
+    candidates = _candidates(case, workload, [spconv], said.append, set())
     verdicts = _check("forward", workload, candidates, case.tf32, said.append)
     assert not said
     assert list(verdicts) == ["torchweft numba", "spconv cpu"]
