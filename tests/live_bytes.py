@@ -4,12 +4,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from torchweft.core.operators.operator import Onlooker
+from torchweft.core.operators.operator import Observer
 
 __all__ = ["LiveBytes"]
 
 
-class LiveBytes(Onlooker):
+class LiveBytes(Observer):
     """Bytes of storages made inside: the most that were alive at once, and those that are now."""
 
     def __init__(self) -> None:

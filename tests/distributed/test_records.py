@@ -23,7 +23,7 @@ from tests.contract.test_voxels_padded import (
 )
 from tests.ranks import KIND, SIZE, run
 from tests.recorders import captured
-from torchweft.core.collectives import everywhere
+from torchweft.core.collectives import everywhere, total
 from torchweft.voxels import padded_sizes, prepare
 
 MANY = 400
@@ -80,6 +80,27 @@ def test_a_training_step():
             assert_as_plain(*result)
         (text,) = told
         assert ("sizes on another rank do not fit" in text) == (rank < SIZE - 1)
+
+
+def counting_padding(rank, size, group):
+    """What each rank is told where the results of the first one count padding."""
+
+    def function(x, weight):
+        rows = x if rank == 0 else weight[:, None] * x
+        return total(torch.ones(()), group) * rows.sum()
+
+    x, weight = torch.rand(10, 2), torch.ones(10)
+    run, _ = captured(function, x, weight, sizes={"x": (1.1, {"weight": 0})})
+    run(x, weight)
+    with pytest.raises(torchweft.CaptureError) as told:
+        run(x, weight)
+    return str(told.value)
+
+
+def test_padding_in_a_result_of_one_rank():
+    first, second = run(counting_padding, 2)
+    assert first.startswith("result 0 differs with padding")
+    assert second == "a result differs with padding on another rank: see its error."
 
 
 def answers(rank, size, group):

@@ -30,6 +30,12 @@ MUTANTS = [
         f"{HALO} -k values",
     ),
     Mutant(
+        "padding in a result of another rank is not told",
+        "        if not everywhere(True, self._groups):\n",
+        "        if not everywhere(True, self._groups) and False:\n",
+        f"{RECORDS} -k result_of_one",
+    ),
+    Mutant(
         "the answer of the first group's ranks is forgotten",
         "        answer = not largest(no, group).item()\n    return answer\n",
         "        answer = not largest(no, group).item() or answer\n    return answer\n",

@@ -555,14 +555,14 @@ MUTANTS = [
     ),
     Mutant(
         "statistics that kernels write are no state that a comparison puts back",
-        "        onlooker.note_written(tensors)\n",
+        "        observer.note_written(tensors)\n",
         "        pass\n",
         f"{PADDED} -k training",
         kernels=True,
     ),
     Mutant(
         "the comparison with padding takes torch's batch norms",
-        "    return watched() == len(Onlooker.active)\n",
+        "    return watched() == len(Observer.active)\n",
         "    return not watched()\n",
         f"{PADDED} -k runs_kernels",
         kernels=True,

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from torchweft.core import private
 from torchweft.core.collectives import Group
-from torchweft.core.operators.operator import Onlooker
+from torchweft.core.operators.operator import Observer
 from torchweft.errors import CaptureError
 
 __all__ = ["Written", "check_agreement"]
 
 
 # torch's dispatch modes have no types
-class Written(Onlooker):  # type: ignore[no-untyped-call]
+class Written(Observer):  # type: ignore[no-untyped-call]
     """Notes memory that operations write and did not make: parameters, states of optimizers.
 
     groups: those in which ranks exchanged something, by name.

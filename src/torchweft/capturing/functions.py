@@ -88,7 +88,9 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
         DeviceError: arguments on several devices.
 
     Cost: memory of one call for each signature, of which 16 are kept, and a copy of the
-    arguments and results a call. Index tables that are arguments are sorted at each replay.
+    arguments and results a call. Index tables that are arguments are sorted at each replay. With
+    sizes, ranks that the function exchanges with compare whether there is room: at each call one
+    all_reduce between the hosts.
 
     Example:
         >>> import torch, torchweft

@@ -116,9 +116,9 @@ class Record:
                     plain = self._run(_copies(leaves))
             with written.undone(), self._gradients.aside():
                 padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
-        self._cuts = self._cuts_of(padded, buffers.rooms)
         rooms = self._layout.shown(buffers.rooms)
         try:
+            self._cuts = self._cuts_of(padded, buffers.rooms)
             check_agreement(self._cut(padded, lengths), plain, leaves, rooms)
         except CaptureError:
             everywhere(False, self._groups)

@@ -129,13 +129,13 @@ def same_rows(a: Tensor, b: Tensor) -> bool:
 def register_tree(
     kind: type[T], made: Callable[[SparseTensor, Any], T], context: Callable[[T], Any]
 ) -> None:
-    """Make tensors of a library trees of torch, over the SparseTensor that shares their maps.
+    """Register tensors of a library as pytrees over the SparseTensor that shares their maps.
 
-    So `torchweft.capture` takes them as arguments and results.
+    `torchweft.capture` then takes them as arguments and results.
 
     Args:
         kind: their class.
-        made: a tensor, from a SparseTensor and a context.
+        made: builds a tensor from a SparseTensor and a context.
         context: what else a tensor consists of; raises where it is more than can be made again.
     """
 

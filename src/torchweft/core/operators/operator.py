@@ -32,7 +32,7 @@ __all__ = [
     "PLAIN",
     "FusedOperator",
     "Gradients",
-    "Onlooker",
+    "Observer",
     "Operator",
     "below_transforms",
     "compiling",
@@ -70,10 +70,10 @@ forward_level = private.forward_level
 
 
 # torch's dispatch modes have no types
-class Onlooker(private.DispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that notes what runs and replaces nothing: bodies run as without it."""
+class Observer(private.DispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that notes what runs and changes nothing: operators run as without it."""
 
-    active: ClassVar[list[Onlooker]] = []
+    active: ClassVar[list[Observer]] = []
 
     def __enter__(self) -> Self:
         self.active.append(self)
@@ -85,21 +85,21 @@ class Onlooker(private.DispatchMode):  # type: ignore[no-untyped-call]
         self.active.remove(self)
 
     def note_written(self, tensors: Iterable[Tensor]) -> None:
-        """Told before a kernel writes to tensors that others hold."""
+        """Called before a kernel writes to tensors that others hold."""
 
 
 def will_write(tensors: Sequence[Tensor]) -> None:
-    """Before a kernel writes to tensors that others hold: torch and onlookers are told."""
-    for onlooker in Onlooker.active:
-        onlooker.note_written(tensors)
+    """Tell torch and observers that a kernel will write to tensors that others hold."""
+    for observer in Observer.active:
+        observer.note_written(tensors)
     torch.autograd.graph.increment_version(tensors)
 
 
 def unwatched(tensor: Tensor) -> bool:
-    """Whether nobody but onlookers watches or replaces the dispatcher's work on a plain tensor."""
+    """Whether a tensor is plain, and no dispatch mode is active but observers."""
     if type(tensor) not in PLAIN or tensor.is_meta:
         return False
-    return watched() == len(Onlooker.active)
+    return watched() == len(Observer.active)
 
 
 def plain_call(tensors: Iterable[Tensor]) -> bool:
