@@ -156,7 +156,9 @@ class SparseTensor(Tensor):
         rows = torch.cat((self.C[:, :1], places // step - low), 1).long().T
         batch = len(self.decomposition_permutations)
         size = (batch, *(high - low + 1).flatten().tolist(), self._F.shape[1])
-        found = torch.sparse_coo_tensor(rows, self._F, size, check_invariants=True)
+        # torch 2.11 warns that checks are off even where its argument `check_invariants` is True
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            found = torch.sparse_coo_tensor(rows, self._F, size)
         return found, low.view(1, -1), stride.cpu()
 
     def dense(
