@@ -48,8 +48,9 @@ ONES = {"stride_wd": 1}
 SAME = {"listed_gradient": "weight_gradient", "few_gradient": "weight_gradient"}
 SAME |= {"finished": "convolve", "whole list": "list"}
 """Kernels with other arguments: a table that is not mirrored, or of few rows."""
-PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
-FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
+PLAIN = {"FLIP": False, "ACTIVATION": None, "EPS": 0.0}
+PLAIN |= dict.fromkeys(("scale_ptr", "residual_ptr", "mean_ptr", "var_ptr"))
+FINISHED = {"FLIP": False, "ACTIVATION": "gelu", "EPS": 1e-5}
 KEY = {"SAMPLES": 256, "NEAR": preparation.ROWS_PER_SORT}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
@@ -86,8 +87,7 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
         tile = tiles.gradient_tile(channels, channels, size, gpu)
     else:
         constants |= (FINISHED if name == "finished" else PLAIN) | {"PRECISION": precision}
-        crowded = name == "finished"
-        tile = tiles.convolve_tile(channels, channels, size, True, gpu, crowded)
+        tile = tiles.convolve_tile(channels, channels, size, True, gpu)
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)

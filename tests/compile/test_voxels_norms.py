@@ -27,7 +27,6 @@ CASES: dict[str, dict[str, Any]] = {
     "total_statistics": {"CUMULATIVE": False, "count_ptr": None},
     "joined_statistics": {"CUMULATIVE": False},
     "total": {},
-    "fold": {"added_ptr": None},
     **{
         f"{name}, {how}": given
         for name in ("apply", "gradient_sums")
@@ -48,8 +47,8 @@ def build(name: str, dtype: str, channels: int) -> Build:
     tile = launch._tile(channels)
     if name.startswith("total"):
         tile = launch.TOTAL
-    elif name in ("fold", "joined_statistics"):
-        tile = launch.Tile((launch.MOST_CHANNELS,))
+    elif name == "joined_statistics":
+        tile = launch.JOINED
     blocks = dict(zip(names[len(names) - len(tile.blocks) :], tile.blocks, strict=True))
     padded = name.endswith("padded")
     given = CASES[name] if padded else CASES[name] | {"valid_ptr": None}
@@ -63,7 +62,7 @@ def build(name: str, dtype: str, channels: int) -> Build:
         if n not in constants
     }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    wide = not name.startswith(("total", "joined")) and name != "fold"
+    wide = not name.startswith(("total", "joined"))
     return Build(kernel, types, constants, options, ("C",), False, wide)
 
 

@@ -331,7 +331,7 @@ def test_launches():
 @pytest.mark.parametrize("cuts", [(50, 0, 25), (1, 74), (0, 0)])
 def test_statistics_of_ranks_are_those_of_all_rows(cuts, momentum, monkeypatch):
     """Red with means of ranks that are not weighted, and a number that two programs write."""
-    monkeypatch.setattr(launch, "FOLD", launch.Tile((4,)))
+    monkeypatch.setattr(launch, "JOINED", launch.Tile((4,)))
     x = rows_of(torch.float32, count=sum(cuts), spread=100)[0]
     of_ranks = torch.stack([launch.statistics_of_rank(part) for part in x.split(cuts)])
     ours, exact = (running_of(6, dtype, momentum) for dtype in (torch.float32, torch.float64))

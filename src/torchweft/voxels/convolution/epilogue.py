@@ -1,4 +1,4 @@
-"""What may follow a convolution: act(y · scale + shift + residual), in the pass that writes y."""
+"""What may follow a convolution, in the pass that writes its result: a norm, a sum, a function."""
 
 from __future__ import annotations
 
@@ -22,39 +22,68 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Epilogue(NamedTuple):
-    """act(y · scale + shift + residual); None omits a step.
+    """act((y − mean) / √(var + eps) · scale + shift + residual); None omits a step.
 
     Args:
         scale: (C_out,).
         shift: (C_out,).
         residual: (N_out, C_out).
         activation: a name of ACTIVATIONS.
+        mean: (C_out,), None where var is.
+        var: (C_out,).
+        eps: is added to var.
     """
 
     scale: Tensor | None = None
     shift: Tensor | None = None
     residual: Tensor | None = None
     activation: str | None = None
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    eps: float = 0.0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Scale, shift, residual, mean and var."""
+        return (*self[:3], self.mean, self.var)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Of the tensors."""
+        return tuple([None if t is None else t.dtype for t in self.tensors])
 
     def with_bias(self, bias: Tensor | None) -> Epilogue:
-        """The epilogue of y + bias: the bias becomes a part of the shift, in float32."""
+        """The epilogue of y + bias: a part of the mean or of the shift, in float32 at least."""
         if bias is None:
             return self
-        shift = bias.to(torch.promote_types(bias.dtype, torch.float32))
-        shift = shift if self.scale is None else shift * self.scale
+        bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+        if self.mean is not None:
+            return self._replace(mean=self.mean - bias)
+        shift = bias if self.scale is None else bias * self.scale
         return self._replace(shift=shift if self.shift is None else shift + self.shift)
 
     def to(self, dtype: torch.dtype) -> Epilogue:
         """The same in another dtype."""
-        scale, shift, residual = [None if t is None else t.to(dtype) for t in self[:3]]
-        return Epilogue(scale, shift, residual, self.activation)
+        tensors = [None if t is None else t.to(dtype) for t in self.tensors]
+        scale, shift, residual, mean, var = tensors
+        return Epilogue(scale, shift, residual, self.activation, mean, var, self.eps)
 
     def __call__(self, y: Tensor) -> Tensor:
         """Apply the steps to a result one after the other."""
-        y = y if self.scale is None else y * self.scale
-        y = y if self.shift is None else y + self.shift
+        scale, shift = self._per_channel()
+        y = y if scale is None else y * scale
+        y = y if shift is None else y + shift
         y = y if self.residual is None else y + self.residual
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+    def _per_channel(self) -> tuple[Tensor | None, Tensor | None]:
+        """One factor and one summand a channel, mean and variance included."""
+        if self.mean is None or self.var is None:
+            return self.scale, self.shift
+        scale = (self.var + self.eps).rsqrt()
+        scale = scale if self.scale is None else scale * self.scale
+        shift = -self.mean * scale
+        return scale, shift if self.shift is None else shift + self.shift
 
 
 NO_EPILOGUE = Epilogue()
@@ -66,9 +95,9 @@ def check(given: Epilogue, rows: int, channels: int) -> None:
     Raises:
         ShapeError: a shape that does not fit, an unknown activation.
     """
-    shapes = {"scale": (channels,), "shift": (channels,), "residual": (rows, channels)}
-    for name, needed in shapes.items():
+    for name in ("scale", "shift", "residual", "mean", "var"):
         tensor = getattr(given, name)
+        needed = (rows, channels) if name == "residual" else (channels,)
         if tensor is not None and tuple(tensor.shape) != needed:
             raise ShapeError(
                 f"{name} is {tuple(tensor.shape)} but the output is ({rows}, {channels}): {name} "

@@ -319,21 +319,23 @@ def _with_epilogue(
 
     Of a residual one row: their number is checked with the output's voxels.
     """
-    scale, shift, residual, _ = after
+    scale, shift, residual, *statistics = after.tensors
     row = residual if residual is None or not residual.dim() else residual[:1]
-    absent = (len(tensors) == 2, scale is None, shift is None, residual is None)
-    return (*tensors, *[t for t in (scale, shift, row) if t is not None]), absent
+    steps = (scale, shift, row, *statistics)
+    absent = (len(tensors) == 2, *[t is None for t in steps])
+    return (*tensors, *[t for t in steps if t is not None]), absent
 
 
 def _same_dtypes(
     feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue
 ) -> ConvOperands:
     wide = torch.promote_types(feats.dtype, torch.float32)
-    tensors = {"bias": bias, "scale": after.scale, "shift": after.shift, "residual": after.residual}
+    names = ("scale", "shift", "residual", "mean", "var")
+    tensors = {"bias": bias} | dict(zip(names, after.tensors, strict=True))
     given: dict[str, Any] = {
         name: t
         for name, t in tensors.items()
-        if t is not None and (t.dtype != wide or name not in ("scale", "shift"))
+        if t is not None and (t.dtype != wide or name in ("bias", "residual"))
     }
     feats, weight, *rest = same_kind(feats=feats, weight=weight, **given)
     given = dict(zip(given, rest, strict=True))

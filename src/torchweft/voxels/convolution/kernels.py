@@ -22,6 +22,9 @@ from torchweft.voxels.maps.gpu.tile_kernels import (
     share_size,
 )
 
+MOST_FINISHED = tl.constexpr(64)
+"""Most columns that are written at once."""
+
 
 @triton.jit
 def _word_of(halves_ptr, tile, word, WORDS: tl.constexpr, PARTS: tl.constexpr):
@@ -54,31 +57,65 @@ def _activated(y, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _numbers(ptr, n, last, default, DTYPE: tl.constexpr):
+    """The numbers of columns, [BLOCK_N]; a default where there are none."""
+    if ptr is None:
+        return tl.zeros_like(n).to(DTYPE) + default
+    else:
+        return tl.load(ptr + n, mask=n < last, other=default).to(DTYPE)
+
+
+@triton.jit
 def _finish(
-    acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, stride_yr,
-    ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr,
+    acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+    tile, first, last, stride_yr,
+    ACTIVATION: tl.constexpr, EPS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """y = act(acc scale + shift + residual) of a tile's rows, before the one rounding."""
-    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-    if scale_ptr is not None:
-        acc *= tl.load(scale_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
-    if shift_ptr is not None:
-        acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
-    row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-    at = tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
-    mask = (row >= 0)[:, None] & (n < last)[None, :]
-    if residual_ptr is not None:
-        acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)
-    acc = _activated(acc, ACTIVATION)
-    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
+    """y = act((acc − mean) / √(var + EPS) scale + shift + residual), before the one rounding.
+
+    Halves of wide tiles follow each other: loads of a whole residual would spill registers.
+    """
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    if BLOCK_N > MOST_FINISHED:
+        WIDTH: tl.constexpr = BLOCK_N // 2
+        left, right = tl.split(acc.reshape(BLOCK_M, 2, WIDTH).permute(0, 2, 1))
+        _finish(
+            left, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+            tile, first, last, stride_yr, ACTIVATION, EPS, WIDE, BLOCK_M,
+        )
+        _finish(
+            right, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+            tile, first + WIDTH, last, stride_yr, ACTIVATION, EPS, WIDE, BLOCK_M,
+        )
+    else:
+        INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+        ACC: tl.constexpr = acc.dtype
+        n = first + tl.arange(0, BLOCK_N)
+        scale = _numbers(scale_ptr, n, last, 1.0, ACC)
+        shift = _numbers(shift_ptr, n, last, 0.0, ACC)
+        if var_ptr is not None:
+            scale *= tl.rsqrt(_numbers(var_ptr, n, last, 1.0, ACC) + EPS)
+            shift -= _numbers(mean_ptr, n, last, 0.0, ACC) * scale
+        if scale_ptr is not None or var_ptr is not None:
+            acc *= scale[None, :]
+        if shift_ptr is not None or var_ptr is not None:
+            acc += shift[None, :]
+        row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        at = tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
+        mask = (row >= 0)[:, None] & (n < last)[None, :]
+        if residual_ptr is not None:
+            acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(ACC)
+        acc = _activated(acc, ACTIVATION)
+        tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def convolve_kernel(
-    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr,
     lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    ACTIVATION: tl.constexpr, EPS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
@@ -98,7 +135,8 @@ def convolve_kernel(
     num_n = tl.cdiv(D, BLOCK_N)
     group = pid // num_n % groups
     tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
-    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    first = group * D + pid % num_n * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     last = (group + 1) * D
     c = tl.arange(0, BLOCK_K)
     lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -128,17 +166,18 @@ def convolve_kernel(
             k = lowest_bit(rest)
             row = tl.load(first_ptr + k * PANEL)
     _finish(
-        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
-        ACTIVATION, WIDE, BLOCK_M,
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+        tile, first, last, groups * D, ACTIVATION, EPS, WIDE, BLOCK_M,
     )
 
 
 @triton.jit
 def fold_kernel(
-    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr,
     lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    ACTIVATION: tl.constexpr, EPS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
@@ -154,15 +193,16 @@ def fold_kernel(
     num_n = tl.cdiv(D, BLOCK_N)
     group = pid // num_n % groups
     tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
-    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    first = group * D + pid % num_n * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     last = (group + 1) * D
     lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     list_ptr = lists_ptr + (tile // (PANEL // BLOCK_M) * K * PANEL + lane)[:, None]
     c = tl.arange(0, BLOCK_K) % WIDTH
     x_ptr += group * C + c[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for first in range(0, K, BLOCK_K // WIDTH):
-        k = first + tl.arange(0, BLOCK_K) // WIDTH  # [BLOCK_K]
+    for lowest in range(0, K, BLOCK_K // WIDTH):
+        k = lowest + tl.arange(0, BLOCK_K) // WIDTH  # [BLOCK_K]
         mask = tl.load(halves_ptr + tile * PARTS * WORDS + k // 32, mask=k < K, other=0)
         if PARTS == 2:
             at = (tile * PARTS + 1) * WORDS + k // 32
@@ -177,17 +217,18 @@ def fold_kernel(
         w = tl.load(w, mask=(needed & (c < C))[:, None] & (n < last)[None, :], other=0.0)
         acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
     _finish(
-        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
-        ACTIVATION, WIDE, BLOCK_M,
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+        tile, first, last, groups * D, ACTIVATION, EPS, WIDE, BLOCK_M,
     )
 
 
 @triton.jit
 def depthwise_kernel(
-    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr,
     lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     D, channels, stride_xr, stride_wk, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    ACTIVATION: tl.constexpr, EPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """y[o,n] = Σ_k x[sources[k,o], n/D] w[k,n]: groups of one channel, to D of all `channels`.
@@ -199,7 +240,8 @@ def depthwise_kernel(
     WORDS: tl.constexpr = (K + 31) // 32
     num_n = tl.cdiv(channels, BLOCK_N)
     tile = _tile_of(turns_ptr, tl.program_id(0) // num_n).to(INT)
-    n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    first = tl.program_id(0) % num_n * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
@@ -216,8 +258,8 @@ def depthwise_kernel(
             w = tl.load(w_ptr + k.to(INT) * stride_wk + n * stride_wd, mask=n < channels, other=0.0)
             acc += x.to(ACC) * w.to(ACC)[None, :]
     _finish(
-        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, channels, channels,
-        ACTIVATION, WIDE, BLOCK_M,
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
+        tile, first, channels, channels, ACTIVATION, EPS, WIDE, BLOCK_M,
     )
 
 

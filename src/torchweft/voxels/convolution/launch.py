@@ -8,6 +8,7 @@ sums too, so results depend on shapes, never on the load of the machine.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,37 +122,37 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    scale, shift, residual = [None if t is None else t.contiguous() for t in after[:3]]
-    operands = (x, weight, y, scale, shift, residual)
+    steps = [None if t is None else t.contiguous() for t in after.tensors]
     with current_device(x):
-        kernel, programs, parts = _convolver_of(operands, groups, precision, after.activation, flip)
+        kernel, programs, parts = _convolver_of((x, weight, y), groups, precision, after, flip)
         if not kernel.compiled:
             read = table.contiguous()
             tiled = calls_for_tiles(read, order, len(weight))
-            compile_together([_convolver_call(kernel, operands, read), *tiled])
+            calls = [_convolver_call(kernel, (x, weight, y), steps, read), *tiled]
+            compile_together(calls)
         made = tiles_of(table, order, weight.shape[0])
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
-        kernel(programs, (*operands, *tables))
+        kernel(programs, (x, weight, y, *steps, *tables))
     return y
-
-
-KernelOperands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""x, weight, y, and the tensors of the epilogue: scale, shift, residual."""
 
 
 _convolvers: CallCache[tuple[Kernel, int, int]] = CallCache()
 
 
 def _convolver_of(
-    operands: KernelOperands, groups: int, precision: str, activation: str | None, flip: bool
+    operands: tuple[Tensor, Tensor, Tensor],
+    groups: int,
+    precision: str,
+    after: Epilogue,
+    flip: bool,
 ) -> tuple[Kernel, int, int]:
     """(kernel, programs, halves of a panel per tile); kernels are cached by signature."""
-    x, weight, y, *after = operands
+    x, weight, y = operands
     (k, c, channels), strides = weight.shape, (x.stride(0), *weight.stride())
     slots = -(-len(y) // PANEL) * PANEL
     wide = max(_extent(x), y.numel(), weight.numel(), slots * k) >= 2**31
-    kinds = (x.dtype, *[None if t is None else t.dtype for t in after], slots > MOST_SORTED)
-    flags = (flip, wide, activation)
+    kinds = (x.dtype, *after.dtypes, slots > MOST_SORTED)
+    flags = (flip, wide, after.activation, after.eps)
     key = (x.device, *kinds, k, c, channels, *strides, groups, precision, *flags)
     found = _convolvers.get(key)
     if found is None:
@@ -168,9 +169,8 @@ def _convolver_of(
                 function, tile = "fold_kernel", fold_tile(d, size)
                 constants += (1 << (c - 1).bit_length(),)
             else:
-                crowded = after[2] is not None or activation == "gelu"
                 function = "convolve_kernel"
-                tile = convolve_tile(c, d, size, strides[3] == 1, gpu, crowded)
+                tile = convolve_tile(c, d, size, strides[3] == 1, gpu)
             columns = groups * -(-d // tile.blocks[1])
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, x.device, kinds)
         found = kernel, columns, 2 * tile.blocks[0] // PANEL
@@ -179,10 +179,15 @@ def _convolver_of(
     return kernel, slots // (PANEL // 2) // parts * columns, parts
 
 
-def _convolver_call(kernel: Kernel, operands: KernelOperands, table: Tensor) -> Call:
+def _convolver_call(
+    kernel: Kernel,
+    operands: tuple[Tensor, Tensor, Tensor],
+    after: Sequence[Tensor | None],
+    table: Tensor,
+) -> Call:
     """A convolution's arguments; any int32 tensor stands for tables that may not exist yet."""
     turns = table if len(operands[2]) <= MOST_SORTED else None
-    return Call(kernel, (*operands, table, table, table, turns))
+    return Call(kernel, (*operands, *after, table, table, table, turns))
 
 
 _compiled_layers: set[tuple[Any, ...]] = set()
@@ -224,13 +229,14 @@ def compile_ahead(
     x = x.detach().contiguous()
     y, mirrored = x.new_empty(table.shape[1], weight.shape[2]), back is None
     with current_device(x):
-        forward: KernelOperands = (x, weight, y, None, bias, None)
-        kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
-        calls, reads = [_convolver_call(kernel, forward, table)], [(table, out_order)]
+        after = NO_EPILOGUE if bias is None else Epilogue(shift=bias)
+        kernel = _convolver_of((x, weight, y), groups, precision, after, flip=False)[0]
+        calls = [_convolver_call(kernel, (x, weight, y), after.tensors, table)]
+        reads = [(table, out_order)]
         if of_x:
-            backward: KernelOperands = (y, turned(weight.detach(), groups), x, None, None, None)
-            kernel = _convolver_of(backward, groups, precision, None, flip=mirrored)[0]
-            calls.append(_convolver_call(kernel, backward, table))
+            operands = y, turned(weight.detach(), groups), x
+            kernel = _convolver_of(operands, groups, precision, NO_EPILOGUE, flip=mirrored)[0]
+            calls.append(_convolver_call(kernel, operands, NO_EPILOGUE.tensors, table))
             reads += [] if back is None else [(back, in_order)]
         if of_weight:
             dw = x.new_empty(weight.shape)
@@ -390,9 +396,7 @@ def _gpu_of(device: torch.device) -> Gpu:
     return Gpu(properties.major == 9, has_tf32(device), shared)
 
 
-def convolve_tile(
-    c: int, d: int, itemsize: int, along: bool, gpu: Gpu, crowded: bool = False
-) -> Tile:
+def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
     """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
 
     Args:
@@ -401,7 +405,6 @@ def convolve_tile(
         itemsize: bytes of an element.
         along: whether the weight is contiguous along d; otherwise wide tiles are slower.
         gpu: the GPU.
-        crowded: whether the epilogue needs as many registers as the sums.
     """
     m, n, k, warps, stages = 64, _side(d, 64), _side(c, 64), 4, 3
     if itemsize == 8:
@@ -409,8 +412,8 @@ def convolve_tile(
     elif itemsize == 4 or not gpu.wgmma:
         k = _side(c, 32)
     elif d > 64:
-        m, n, warps = 128, 128, 8 if crowded else 4
-        if d > 128 and c > 128 and along and not crowded:
+        m, n = 128, 128
+        if d > 128 and c > 128 and along:
             n, warps = 256, 8
     elif d > 32:
         stages = 2

@@ -27,7 +27,7 @@ from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import mode_of
 from torchweft.voxels.maps.tensor import SparseTensor, cat
-from torchweft.voxels.norms.functions import batch_norm, by_batch, folded
+from torchweft.voxels.norms.functions import batch_norm, by_batch
 
 __all__ = [
     "SparseConv1d",
@@ -281,8 +281,8 @@ class SparseConvolution(SparseModule):
             return self.bias, Epilogue(None, None, feats, activation)
         if by_batch(norm):
             return None
-        scale, shift = folded(norm, self.bias, self.backend)
-        return None, Epilogue(scale, shift, feats, activation)
+        statistics = norm.running_mean, norm.running_var, norm.eps
+        return self.bias, Epilogue(norm.weight, norm.bias, feats, activation, *statistics)
 
     def _check_norm(self, norm: Any) -> None:
         if norm is None:

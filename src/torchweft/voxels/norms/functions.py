@@ -26,10 +26,10 @@ from torchweft.core.operators.operator import (
 )
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue, check
 from torchweft.voxels.norms import launch, torch_path
-from torchweft.voxels.norms.launch import Normal, Running
+from torchweft.voxels.norms.launch import Running
 from torchweft.voxels.norms.operator import batch_norm_op
 
-__all__ = ["BatchNorm", "batch_norm", "by_batch", "folded", "rank_norm"]
+__all__ = ["BatchNorm", "batch_norm", "by_batch", "rank_norm"]
 
 BatchNorm: TypeAlias = Any
 """torch.nn.BatchNorm1d, or a module with its attributes."""
@@ -131,16 +131,6 @@ def rank_norm(
 def by_batch(norm: BatchNorm) -> bool:
     """Whether statistics are those of the batch."""
     return bool(norm.training) or norm.running_mean is None
-
-
-def folded(norm: BatchNorm, added: Tensor | None, backend: str | None) -> tuple[Tensor, Tensor]:
-    """(scale, shift) of evaluation: norm(x + added) = x · scale + shift, without gradients."""
-    weight, bias, mean, var = norm.weight, norm.bias, norm.running_mean, norm.running_var
-    if _by_kernels((weight, bias, mean, var), mean, backend):
-        normal = Normal(weight, bias, None, mean, var, None, norm.eps)
-        return launch.fold(normal, None if added is None else added.contiguous())
-    with torch.no_grad():
-        return torch_path.scale_and_shift(weight, bias, (mean, var), added, norm.eps)
 
 
 def _checked(x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor | None:

@@ -15,7 +15,6 @@ import triton.language as tl
 
 __all__ = [
     "apply_kernel",
-    "fold_kernel",
     "gradient_kernel",
     "gradient_sums_kernel",
     "joined_statistics_kernel",
@@ -372,15 +371,3 @@ def gradient_kernel(
         g -= normal * (_numbers(sums_ptr + C, c, C, 0.0) / count)[None, :]
     dx = _or_zero(g * (weight * inverse)[None, :], row, valid_ptr, real)
     _store(dx_ptr, dx, row, rows, c, C)
-
-
-@triton.jit
-def fold_kernel(
-    weight_ptr, bias_ptr, mean_ptr, var_ptr, added_ptr, folded_ptr, eps, C, BLOCK_C: tl.constexpr
-):
-    """folded[0] = weight / √(var + eps);  folded[1] = bias + (added − mean) folded[0]."""
-    _, c = _channels(C, BLOCK_C)
-    scale = _numbers(weight_ptr, c, C, 1.0) * _inverse_deviation(var_ptr, c, C, eps)
-    shift = _numbers(added_ptr, c, C, 0.0) - _numbers(mean_ptr, c, C, 0.0)
-    tl.store(folded_ptr + c, scale, mask=c < C)
-    tl.store(folded_ptr + C + c, shift * scale + _numbers(bias_ptr, c, C, 0.0), mask=c < C)

@@ -18,7 +18,6 @@ __all__ = [
     "Normal",
     "Running",
     "apply",
-    "fold",
     "gradient",
     "gradient_sums",
     "joined",
@@ -39,8 +38,8 @@ TOTAL = Tile((512, 8), 8)
 """Parts and channels that a program adds up at once."""
 
 
-FOLD = Tile((MOST_CHANNELS,))
-"""Channels that a program folds."""
+JOINED = Tile((MOST_CHANNELS,))
+"""Channels whose statistics of ranks a program joins."""
 
 
 class Normal(NamedTuple):
@@ -134,9 +133,9 @@ def joined(
         will_write(running[:3])
     with current_device(x):
         kind = ("joined_statistics", running is None, momentum is None)
-        kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), FOLD)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), JOINED)
         tensors = (of_ranks, mean, var, count, *kept)
-        kernel(-(-channels // FOLD.blocks[0]), tensors, (ranks, momentum or 0.0))
+        kernel(-(-channels // JOINED.blocks[0]), tensors, (ranks, momentum or 0.0))
     return mean, var, count
 
 
@@ -224,19 +223,6 @@ def gradient(
     return dx
 
 
-def fold(normal: Normal, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(scale, shift) in float32: (x + added − mean) / √(var + eps) · weight + bias."""
-    weight, bias, _, mean, var, _, eps, _ = normal
-    folded = mean.new_empty((2, len(mean)), dtype=torch.float32)
-    calls = _calls_of(folded, mean.dtype, weight, bias, added)
-    with current_device(mean):
-        kernel = calls.kernels.get("fold") or calls.made("fold", (), FOLD)
-        tensors = (weight, bias, mean, var, added, folded)
-        kernel(-(-len(mean) // FOLD.blocks[0]), tensors, (eps,))
-    scale, shift = folded.unbind(0)
-    return scale, shift
-
-
 class _Calls:
     """The kernels of calls with tensors of one kind: made once, then found by a look-up.
 
@@ -287,7 +273,6 @@ def _calls_of(
     dtype: torch.dtype | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    added: Tensor | None = None,
 ) -> _Calls:
     """The calls for rows x, statistics of a dtype, and numbers of channels."""
     channels = x.shape[1]
@@ -298,7 +283,6 @@ def _calls_of(
         dtype,
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
-        None if added is None else added.dtype,
     )
     found = _calls.get(kind)
     if found is None:

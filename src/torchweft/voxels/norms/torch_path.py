@@ -12,7 +12,6 @@ from torchweft.voxels.norms.launch import Running
 __all__ = [
     "normalised",
     "rank_statistics",
-    "scale_and_shift",
     "statistics",
     "track",
     "wide",
@@ -91,21 +90,6 @@ def track(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
         weight = tracked.to(kept.dtype).reciprocal() if momentum is None else momentum
         found = torch.lerp(kept, value.detach().to(kept.dtype), weight)
         kept.copy_(torch.where(count > 0, found, kept))
-
-
-def scale_and_shift(
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistics: tuple[Tensor, Tensor],
-    added: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """(scale, shift): (x + added − mean) / √(var + eps) · weight + bias."""
-    mean, var = (wide(t) for t in statistics)
-    scale = (var + eps).rsqrt()
-    scale = scale if weight is None else scale * weight
-    shift = (-mean if added is None else added - mean) * scale
-    return scale, shift if bias is None else shift + bias
 
 
 def wide(x: Tensor) -> Tensor:
