@@ -34,7 +34,7 @@ from torchweft.voxels.maps.gpu import tiles as preparation
 
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {
-    target: tiles.Gpu(target == "sm_90", target != "gfx942", SHARED_LIMIT[target])
+    target: tiles.Gpu(target == "sm_90", target != "gfx942", SHARED_LIMIT[target], 132)
     for target in SHARED_LIMIT
 }
 TABLES = {
@@ -46,11 +46,12 @@ TABLES = {
 }
 ONES = {"stride_wd": 1}
 SAME = {"listed_gradient": "weight_gradient", "few_gradient": "weight_gradient"}
-SAME |= {"finished": "convolve", "whole list": "list"}
-"""Kernels with other arguments: a table that is not mirrored, or of few rows."""
+SAME |= dict.fromkeys(("finished", "inside", "few"), "convolve") | {"whole list": "list"}
+"""Kernels with other arguments: a table that is not mirrored, or of few rows; other epilogues."""
 PLAIN = {"FLIP": False, "ACTIVATION": None, "EPS": 0.0}
 PLAIN |= dict.fromkeys(("scale_ptr", "residual_ptr", "mean_ptr", "var_ptr"))
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu", "EPS": 1e-5}
+INSIDE = FINISHED | {"ACTIVATION": "relu"}
 KEY = {"SAMPLES": 256, "NEAR": preparation.ROWS_PER_SORT}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
@@ -86,8 +87,10 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
         constants["PRECISION"] = precision
         tile = tiles.gradient_tile(channels, channels, size, gpu)
     else:
-        constants |= (FINISHED if name == "finished" else PLAIN) | {"PRECISION": precision}
-        tile = tiles.convolve_tile(channels, channels, size, True, gpu)
+        after = {"finished": FINISHED, "inside": INSIDE, "few": INSIDE}.get(name, PLAIN)
+        constants |= after | {"PRECISION": precision}
+        along, few = name != "finished", name == "few"
+        tile = tiles.convolve_tile(channels, channels, size, along, gpu, few)
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)
@@ -136,7 +139,8 @@ CASES += [
     for target in ("sm_80", "gfx942")
 ]
 CASES += [(n, "fp16", c, "sm_90") for n in ("listed_gradient", "few_gradient") for c in (64, 128)]
-CASES += [("finished", "fp16", c, "sm_90") for c in (64, 128, 256)]
+CASES += [(n, "fp16", c, "sm_90") for n in ("finished", "inside") for c in (64, 96, 128, 256)]
+CASES += [("few", "fp16", c, "sm_90") for c in (96, 128, 256)]
 CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
 
 

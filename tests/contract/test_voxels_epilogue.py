@@ -9,7 +9,7 @@ import torch
 
 from tests.clouds import DEVICE
 from tests.conftest import INTERPRETED
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.voxels import SparseTensor, sparse_conv
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
@@ -45,7 +45,7 @@ def run(tensor, tensors, **options):
 def oracle(tensor, tensors, activation):
     """Plain steps on the plain convolution, in the dtype of the tensors."""
     plain = {name: tensors[name] for name in ("weight", "bias")}
-    after = Epilogue(*(tensors.get(name) for name in NAMES), activation)
+    after = Epilogue(*(tensors.get(name) for name in NAMES), activation=activation)
     return after(sparse_conv(tensor, plain["weight"], 3, plain["bias"], backend=BACKEND).feats)
 
 
@@ -102,6 +102,8 @@ def test_errors():
     for match, given in wrong.items():
         with pytest.raises(ShapeError, match=match):
             run(tensor, tensors | given)
+    with pytest.raises(DeviceError, match=r"of scale is meta, that of the voxels .* Move"):
+        run(tensor, tensors | {"scale": torch.ones(24, device="meta")})
     with pytest.raises(ShapeError, match="'tanh': it must be one of relu, silu, gelu"):
         run(tensor, tensors, activation="tanh")
     with pytest.raises(DTypeError, match=r"shift is torch\.float64 but feats is torch\.float32"):

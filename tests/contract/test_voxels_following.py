@@ -15,7 +15,7 @@ from tests import clouds
 from tests.clouds import DEVICE, same
 from tests.conftest import INTERPRETED
 from torchweft.core.explain import explain
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.voxels import (
     GlobalPool,
@@ -282,3 +282,10 @@ def test_errors():
     inverse, _, coarse = given("inverse")
     with pytest.raises(ShapeError, match=r"coordinates were given to SparseInverseConv3d: .*out"):
         inverse(coarse, coarse.C)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs two devices")
+def test_a_norm_that_was_left_on_the_cpu():
+    layer, _, tensor = given("submanifold")
+    with torch.no_grad(), pytest.raises(DeviceError, match=r"of the norm's mean is cpu, .* Move"):
+        layer(tensor, norm=SparseBatchNorm(8).eval())

@@ -82,10 +82,21 @@ def check_convolve(kind, x, weight, sources, order, groups=1, **other):
     exact, terms = by_loop(x.double(), used.double(), sources, groups)
     size, _ = by_loop(x.double().abs(), used.double().abs(), sources, groups)
     if (after := other.get("after")) is not None:
-        exact, terms = after.to(torch.float64)(exact), terms + len(after) - after.count(None)
-        size = Epilogue(*(None if t is None else t.double().abs() for t in after[:3]))(size)
+        exact, terms = after.to(torch.float64)(exact), terms + steps_of(after)
+        size = magnitudes(after)(size)
     assert y.dtype == x.dtype
     assert_within_bound(y, exact, size, terms, tf32=kind == "tf32")
+
+
+def steps_of(after):
+    """Roundings of an epilogue: one a step, and those of 1 / √, which a GPU gives to two units."""
+    return sum(t is not None for t in after[:5]) + (4 if after.var is not None else 0)
+
+
+def magnitudes(after):
+    """The epilogue that adds what another adds or subtracts, of magnitudes alone."""
+    scale, shift, residual, mean, var = (None if t is None else t.double().abs() for t in after[:5])
+    return Epilogue(scale, shift, residual, None if mean is None else -mean, var, eps=after.eps)
 
 
 def check_gradient(kind, x, g, sources, order, groups=1):
@@ -137,17 +148,28 @@ def test_bias_and_flip(c, groups):
     )
 
 
-@pytest.mark.parametrize(("c", "groups"), [(20, 1), (4, 1), (24, 24)])
-@pytest.mark.parametrize("given", ["scale", "shift", "residual", "all"])
-def test_epilogue(given, c, groups):
-    """relu moves no error: the bound is that of the sum."""
+@pytest.mark.parametrize(
+    ("c", "d", "groups"), [(20, 24, 1), (4, 24, 1), (24, 24, 24), (20, 136, 1)]
+)
+@pytest.mark.parametrize("given", ["scale", "shift", "residual", "mean var", "all"])
+def test_epilogue(given, c, d, groups):
+    """relu moves no error: the bound is that of the sum.  More than 64 columns are two halves."""
     tensors = {
-        "scale": draw("fp32", 24, seed=4),
-        "shift": draw("bf16", 24, seed=5),
-        "residual": draw("bf16", 100, 24, seed=6),
+        "scale": draw("fp32", d, seed=4),
+        "shift": draw("bf16", d, seed=5),
+        "residual": draw("bf16", 100, d, seed=6),
+        "mean": draw("fp32", d, seed=7),
+        "var": draw("fp32", d, seed=8).abs(),
     }
-    used = tensors if given == "all" else {given: tensors[given]}
-    check("bf16", 9, 70, 100, c, 24, groups, after=Epilogue(**used, activation="relu"))
+    used = {name: t for name, t in tensors.items() if given == "all" or name in given.split()}
+    after = Epilogue(**used, activation="relu", eps=1e-5 if "var" in used else 0.0)
+    check("bf16", 9, 70, 100, c, d, groups, after=after)
+
+
+def test_statistics_of_a_norm_in_float64():
+    """Seen red with an eps in float32."""
+    mean, var = draw("fp64", 24, seed=4), 1e-9 * draw("fp64", 24, seed=5).abs()
+    check("fp64", 9, 70, 100, 20, 24, after=Epilogue(mean=mean, var=var, eps=1e-3))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

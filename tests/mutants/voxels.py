@@ -251,8 +251,8 @@ MUTANTS = [
     ),
     Mutant(
         "a folded norm leaves out the convolution's bias",
-        "shift = (-mean if added is None else added - mean) * scale",
-        "shift = -mean * scale",
+        "            return self._replace(mean=self.mean - bias)\n",
+        "            return self\n",
         FOLLOWING,
     ),
     Mutant(
@@ -329,15 +329,29 @@ MUTANTS = [
     ),
     Mutant(
         "inference compares an epilogue with an empty one",
-        "    if after is NO_EPILOGUE or observed(x, weight, bias, *after[:3]):\n        if backend",
-        "    if after == NO_EPILOGUE or observed(x, weight, bias, *after[:3]):\n        if backend",
+        "    if after is NO_EPILOGUE or observed(x, weight, bias, *after[:5]):\n        if backend",
+        "    if after == NO_EPILOGUE or observed(x, weight, bias, *after[:5]):\n        if backend",
         "tests/contract/test_voxels_host.py -k compares",
     ),
     Mutant(
         "kernels: the epilogue forgets the shift",
-        "acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",
-        "acc += 0 * tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",
+        "acc += shift[None, :]",
+        "acc += 0 * shift[None, :]",
         "tests/contract/test_voxels_epilogue.py",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: the epilogue forgets a norm's mean",
+        "shift = -moved if shift is None else shift - moved",
+        "shift = moved - moved if shift is None else shift",
+        "tests/contract/test_voxels_kernels.py -k epilogue",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: both halves of wide tiles are written to the first columns",
+        "        first += acc.shape[1] // 2\n",
+        "",
+        "tests/contract/test_voxels_kernels.py -k epilogue",
         kernels=True,
     ),
     Mutant(

@@ -44,7 +44,10 @@ class Buffers:
             for dtype in {leaf.dtype for leaf in tensors.values()}:
                 some = {i: leaf for i, leaf in tensors.items() if leaf.dtype == dtype}
                 parts = [self._part(i, leaf.shape) for i, leaf in some.items()]
-                private.foreach_copy(parts, list(some.values()))
+                if len(parts) == 1:  # torch's kernel for many has few programs for one
+                    parts[0].copy_(next(iter(some.values())))
+                else:
+                    private.foreach_copy(parts, list(some.values()))
             if self.rooms and lengths != self._filled:
                 for i in tensors:
                     self._layout.fill(i, self.leaves[i].detach(), lengths, self.rooms)

@@ -142,7 +142,8 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
     refuse(tensor.coordinates, "torch.export or capture", remedy)
     levels = _reachable([tensor.coordinates])
     named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if id(m.inputs) not in levels]
-    levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])
+    if named:
+        levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])
     numbers = {key: number for number, key in enumerate(levels)}
     leaves: list[Any] = []
     structures, places = [], {}

@@ -24,33 +24,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Epilogue(NamedTuple):
     """act((y − mean) / √(var + eps) · scale + shift + residual); None omits a step.
 
+    The first five are tensors.
+
     Args:
         scale: (C_out,).
         shift: (C_out,).
         residual: (N_out, C_out).
-        activation: a name of ACTIVATIONS.
         mean: (C_out,), None where var is.
         var: (C_out,).
+        activation: a name of ACTIVATIONS.
         eps: is added to var.
     """
 
     scale: Tensor | None = None
     shift: Tensor | None = None
     residual: Tensor | None = None
-    activation: str | None = None
     mean: Tensor | None = None
     var: Tensor | None = None
+    activation: str | None = None
     eps: float = 0.0
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Scale, shift, residual, mean and var."""
-        return (*self[:3], self.mean, self.var)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        """Of the tensors."""
-        return tuple([None if t is None else t.dtype for t in self.tensors])
 
     def with_bias(self, bias: Tensor | None) -> Epilogue:
         """The epilogue of y + bias: a part of the mean or of the shift, in float32 at least."""
@@ -64,26 +56,27 @@ class Epilogue(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Epilogue:
         """The same in another dtype."""
-        tensors = [None if t is None else t.to(dtype) for t in self.tensors]
+        tensors = [None if t is None else t.to(dtype) for t in self[:5]]
         scale, shift, residual, mean, var = tensors
-        return Epilogue(scale, shift, residual, self.activation, mean, var, self.eps)
+        return Epilogue(scale, shift, residual, mean, var, self.activation, self.eps)
 
     def __call__(self, y: Tensor) -> Tensor:
         """Apply the steps to a result one after the other."""
-        scale, shift = self._per_channel()
+        scale, shift, *_ = self.folded()
         y = y if scale is None else y * scale
         y = y if shift is None else y + shift
         y = y if self.residual is None else y + self.residual
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
 
-    def _per_channel(self) -> tuple[Tensor | None, Tensor | None]:
-        """One factor and one summand a channel, mean and variance included."""
+    def folded(self) -> Epilogue:
+        """The same, with mean and variance in scale and shift."""
         if self.mean is None or self.var is None:
-            return self.scale, self.shift
+            return self
         scale = (self.var + self.eps).rsqrt()
         scale = scale if self.scale is None else scale * self.scale
         shift = -self.mean * scale
-        return scale, shift if self.shift is None else shift + self.shift
+        shift = shift if self.shift is None else shift + self.shift
+        return Epilogue(scale, shift, self.residual, activation=self.activation)
 
 
 NO_EPILOGUE = Epilogue()

@@ -27,6 +27,7 @@ from torchweft.voxels.convolution.operator import (
     convolution,
 )
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
+from torchweft.voxels.maps.checks import check_same_device
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, given_outputs, mode_of
 from torchweft.voxels.maps.recipes import note_reader
@@ -130,7 +131,7 @@ def sparse_conv(
     check_tensors(**{name: step for name, step in steps.items() if step is not None})
     mode = mode_of(submanifold, transposed, outputs)
     shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
-    operands = tensor.feats, weight, bias, Epilogue(scale, shift, residual, activation)
+    operands = tensor.feats, weight, bias, Epilogue(scale, shift, residual, activation=activation)
     requested = groups, precision, backend
     return conv_of_geometry(tensor, operands, shape, requested, indice_key, coordinates)
 
@@ -319,7 +320,7 @@ def _with_epilogue(
 
     Of a residual one row: their number is checked with the output's voxels.
     """
-    scale, shift, residual, *statistics = after.tensors
+    scale, shift, residual, *statistics = after[:5]
     row = residual if residual is None or not residual.dim() else residual[:1]
     steps = (scale, shift, row, *statistics)
     absent = (len(tensors) == 2, *[t is None for t in steps])
@@ -330,13 +331,15 @@ def _same_dtypes(
     feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue
 ) -> ConvOperands:
     wide = torch.promote_types(feats.dtype, torch.float32)
-    names = ("scale", "shift", "residual", "mean", "var")
-    tensors = {"bias": bias} | dict(zip(names, after.tensors, strict=True))
-    given: dict[str, Any] = {
-        name: t
-        for name, t in tensors.items()
-        if t is not None and (t.dtype != wide or name in ("bias", "residual"))
-    }
+    names = {"mean": after.mean, "var": after.var, "scale": after.scale, "shift": after.shift}
+    given: dict[str, Any] = {"bias": bias, "residual": after.residual}
+    for name, numbers in names.items():
+        if numbers is not None and numbers.dtype == wide:
+            called = f"the norm's {name}" if name in ("mean", "var") else name
+            check_same_device(feats.device, called, numbers.device)
+        else:
+            given[name] = numbers
+    given = {name: t for name, t in given.items() if t is not None}
     feats, weight, *rest = same_kind(feats=feats, weight=weight, **given)
     given = dict(zip(given, rest, strict=True))
     bias = given.pop("bias", None)

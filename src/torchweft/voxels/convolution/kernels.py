@@ -22,8 +22,8 @@ from torchweft.voxels.maps.gpu.tile_kernels import (
     share_size,
 )
 
-MOST_FINISHED = tl.constexpr(64)
-"""Most columns that are written at once."""
+WIDEST_WRITTEN = tl.constexpr(64)
+"""Tiles of more columns are written in two halves."""
 
 
 @triton.jit
@@ -57,12 +57,30 @@ def _activated(y, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _numbers(ptr, n, last, default, DTYPE: tl.constexpr):
-    """The numbers of columns, [BLOCK_N]; a default where there are none."""
-    if ptr is None:
-        return tl.zeros_like(n).to(DTYPE) + default
+def _halves(a):
+    """The first half of the columns, of [BLOCK_N] or [BLOCK_M, BLOCK_N], and the second."""
+    if len(a.shape) == 1:
+        return tl.split(a.reshape(2, a.shape[0] // 2).permute(1, 0))
     else:
-        return tl.load(ptr + n, mask=n < last, other=default).to(DTYPE)
+        return tl.split(a.reshape(a.shape[0], 2, a.shape[1] // 2).permute(0, 2, 1))
+
+
+@triton.jit
+def _write(
+    acc, scale, shift, y_ptr, residual_ptr, row, first, last, stride_yr, ACTIVATION: tl.constexpr
+):
+    """y = act(acc scale + shift + residual)."""
+    n = first + tl.arange(0, acc.shape[1])
+    at = row[:, None] * stride_yr + n[None, :]
+    mask = (row >= 0)[:, None] & (n < last)[None, :]
+    if scale is not None:
+        acc *= scale[None, :]
+    if shift is not None:
+        acc += shift[None, :]
+    if residual_ptr is not None:
+        acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)
+    acc = _activated(acc, ACTIVATION)
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -73,40 +91,40 @@ def _finish(
 ):
     """y = act((acc − mean) / √(var + EPS) scale + shift + residual), before the one rounding.
 
-    Halves of wide tiles follow each other: loads of a whole residual would spill registers.
+    Wide tiles are written in halves: a residual takes as many registers as the sums.
     """
-    BLOCK_N: tl.constexpr = acc.shape[1]
-    if BLOCK_N > MOST_FINISHED:
-        WIDTH: tl.constexpr = BLOCK_N // 2
-        left, right = tl.split(acc.reshape(BLOCK_M, 2, WIDTH).permute(0, 2, 1))
-        _finish(
-            left, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
-            tile, first, last, stride_yr, ACTIVATION, EPS, WIDE, BLOCK_M,
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    ACC: tl.constexpr = acc.dtype
+    n = first + tl.arange(0, acc.shape[1])
+    scale, shift = None, None
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + n, mask=n < last, other=0.0).to(ACC)
+    if shift_ptr is not None:
+        shift = tl.load(shift_ptr + n, mask=n < last, other=0.0).to(ACC)
+    if var_ptr is not None:
+        inverse = tl.rsqrt(tl.load(var_ptr + n, mask=n < last, other=1.0).to(ACC) + EPS)
+        scale = inverse if scale is None else scale * inverse
+        moved = tl.load(mean_ptr + n, mask=n < last, other=0.0).to(ACC) * scale
+        shift = -moved if shift is None else shift - moved
+    row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(INT)
+    if acc.shape[1] > WIDEST_WRITTEN:
+        left, right = _halves(acc)
+        left_scale, right_scale, left_shift, right_shift = None, None, None, None
+        if scale is not None:
+            left_scale, right_scale = _halves(scale)
+        if shift is not None:
+            left_shift, right_shift = _halves(shift)
+        _write(
+            left, left_scale, left_shift, y_ptr, residual_ptr,
+            row, first, last, stride_yr, ACTIVATION,
         )
-        _finish(
-            right, y_ptr, scale_ptr, shift_ptr, residual_ptr, mean_ptr, var_ptr, rows_ptr,
-            tile, first + WIDTH, last, stride_yr, ACTIVATION, EPS, WIDE, BLOCK_M,
+        first += acc.shape[1] // 2
+        _write(
+            right, right_scale, right_shift, y_ptr, residual_ptr,
+            row, first, last, stride_yr, ACTIVATION,
         )
     else:
-        INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-        ACC: tl.constexpr = acc.dtype
-        n = first + tl.arange(0, BLOCK_N)
-        scale = _numbers(scale_ptr, n, last, 1.0, ACC)
-        shift = _numbers(shift_ptr, n, last, 0.0, ACC)
-        if var_ptr is not None:
-            scale *= tl.rsqrt(_numbers(var_ptr, n, last, 1.0, ACC) + EPS)
-            shift -= _numbers(mean_ptr, n, last, 0.0, ACC) * scale
-        if scale_ptr is not None or var_ptr is not None:
-            acc *= scale[None, :]
-        if shift_ptr is not None or var_ptr is not None:
-            acc += shift[None, :]
-        row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-        at = tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
-        mask = (row >= 0)[:, None] & (n < last)[None, :]
-        if residual_ptr is not None:
-            acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(ACC)
-        acc = _activated(acc, ACTIVATION)
-        tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
+        _write(acc, scale, shift, y_ptr, residual_ptr, row, first, last, stride_yr, ACTIVATION)
 
 
 @triton.jit

@@ -122,7 +122,7 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    steps = [None if t is None else t.contiguous() for t in after.tensors]
+    steps = [None if t is None else t.contiguous() for t in after[:5]]
     with current_device(x):
         kernel, programs, parts = _convolver_of((x, weight, y), groups, precision, after, flip)
         if not kernel.compiled:
@@ -151,12 +151,15 @@ def _convolver_of(
     (k, c, channels), strides = weight.shape, (x.stride(0), *weight.stride())
     slots = -(-len(y) // PANEL) * PANEL
     wide = max(_extent(x), y.numel(), weight.numel(), slots * k) >= 2**31
-    kinds = (x.dtype, *after.dtypes, slots > MOST_SORTED)
+    dtypes = [None if t is None else t.dtype for t in after[:5]]
+    kinds = (x.dtype, *dtypes, slots > MOST_SORTED)
     flags = (flip, wide, after.activation, after.eps)
-    key = (x.device, *kinds, k, c, channels, *strides, groups, precision, *flags)
+    gpu = _gpu_of(x.device)
+    few = slots // PANEL * -(-channels // PANEL) < 2 * gpu.processors
+    key = (x.device, *kinds, k, c, channels, *strides, groups, precision, few, *flags)
     found = _convolvers.get(key)
     if found is None:
-        d, size, gpu = channels // groups, x.dtype.itemsize, _gpu_of(x.device)
+        d, size = channels // groups, x.dtype.itemsize
         constants: tuple[Any, ...] = (k, *flags)
         if groups > 1 and c == 1:
             function, tile = "depthwise_kernel", depthwise_tile(channels, size)
@@ -166,11 +169,13 @@ def _convolver_of(
             numbers = (c, d, groups, *strides)
             constants += (_precision(precision, x.dtype, gpu),)
             if c <= FOLDED_CHANNELS:
+                width = 1 << (c - 1).bit_length()
                 function, tile = "fold_kernel", fold_tile(d, size)
-                constants += (1 << (c - 1).bit_length(),)
+                constants += (width,)
             else:
                 function = "convolve_kernel"
-                tile = convolve_tile(c, d, size, strides[3] == 1, gpu)
+                along = strides[3] == 1 and after.activation != "gelu"
+                tile = convolve_tile(c, d, size, along, gpu, few)
             columns = groups * -(-d // tile.blocks[1])
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, x.device, kinds)
         found = kernel, columns, 2 * tile.blocks[0] // PANEL
@@ -231,12 +236,12 @@ def compile_ahead(
     with current_device(x):
         after = NO_EPILOGUE if bias is None else Epilogue(shift=bias)
         kernel = _convolver_of((x, weight, y), groups, precision, after, flip=False)[0]
-        calls = [_convolver_call(kernel, (x, weight, y), after.tensors, table)]
+        calls = [_convolver_call(kernel, (x, weight, y), after[:5], table)]
         reads = [(table, out_order)]
         if of_x:
             operands = y, turned(weight.detach(), groups), x
             kernel = _convolver_of(operands, groups, precision, NO_EPILOGUE, flip=mirrored)[0]
-            calls.append(_convolver_call(kernel, operands, NO_EPILOGUE.tensors, table))
+            calls.append(_convolver_call(kernel, operands, NO_EPILOGUE[:5], table))
             reads += [] if back is None else [(back, in_order)]
         if of_weight:
             dw = x.new_empty(weight.shape)
@@ -377,34 +382,39 @@ class Gpu(NamedTuple):
         wgmma: whether dots run by warp groups, which take larger tiles without spilling registers.
         tf32: whether it has TF32.
         shared: bytes of shared memory that one block may use.
+        processors: how many.
     """
 
     wgmma: bool
     tf32: bool
     shared: int
+    processors: int
 
 
 @functools.cache
 def _gpu_of(device: torch.device) -> Gpu:
     """The GPU of a tensor; for the interpreter, an H200."""
     if device.type != "cuda":
-        return Gpu(True, True, 232_448)
+        return Gpu(True, True, 232_448, 132)
     properties = torch.cuda.get_device_properties(device)
+    processors = properties.multi_processor_count
     if torch.version.hip is not None:
-        return Gpu(False, False, 65_536)
+        return Gpu(False, False, 65_536, processors)
     shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return Gpu(properties.major == 9, has_tf32(device), shared)
+    return Gpu(properties.major == 9, has_tf32(device), shared, processors)
 
 
-def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
+def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu, few: bool) -> Tile:
     """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
 
     Args:
         c: channels read.
         d: channels written.
         itemsize: bytes of an element.
-        along: whether the weight is contiguous along d; otherwise wide tiles are slower.
+        along: whether 256 columns a tile are no slower: the weight is contiguous along d, and no
+            GELU needs the registers.
         gpu: the GPU.
+        few: whether tiles of 128 rows leave processors without work.
     """
     m, n, k, warps, stages = 64, _side(d, 64), _side(c, 64), 4, 3
     if itemsize == 8:
@@ -412,9 +422,11 @@ def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
     elif itemsize == 4 or not gpu.wgmma:
         k = _side(c, 32)
     elif d > 64:
-        m, n = 128, 128
-        if d > 128 and c > 128 and along:
+        m, n, stages = (64, 128, 4) if few else (128, 128, 3)
+        if d > 128 and c > 128 and along and not few:
             n, warps = 256, 8
+        elif c > 64 and 0 < c % 64 <= 32:
+            k, stages = 32, 4  # of 64 channels the last would be half empty
     elif d > 32:
         stages = 2
     return _fit(Tile((m, n, k), warps, stages), itemsize, gpu)

@@ -147,7 +147,7 @@ def convolution(operands: ConvOperands, kernel_map: KernelMap, options: ConvOpti
     outputs = kernel_map.outputs
     order = outputs.order
     maps = table, back, order if inputs is outputs else inputs.order, order
-    if after is NO_EPILOGUE or observed(x, weight, bias, *after.tensors):
+    if after is NO_EPILOGUE or observed(x, weight, bias, *after[:5]):
         if backend == "triton":
             launch.compile_ahead(x, weight, bias, maps, groups, precision)
         y = _fused(x, weight, bias, *maps, weight.shape[0], *options)
@@ -169,7 +169,7 @@ def compile_before(
     x, weight, bias, after = operands
     if compiling() or shape.mode != "submanifold" or not shape.symmetric:
         return
-    if after is NO_EPILOGUE or observed(x, weight, bias, *after.tensors):
+    if after is NO_EPILOGUE or observed(x, weight, bias, *after[:5]):
         kept = shape.num_offsets // 2 + 1
         any_table = x.new_empty(1, dtype=torch.int32).expand(kept, len(inputs))
         order = None if inputs.seem_sorted else any_table[0]

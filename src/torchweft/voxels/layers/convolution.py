@@ -278,11 +278,11 @@ class SparseConvolution(SparseModule):
         if observed(tensor.feats, self.weight, self.bias, feats, *state):
             return None
         if norm is None:
-            return self.bias, Epilogue(None, None, feats, activation)
+            return self.bias, Epilogue(residual=feats, activation=activation)
         if by_batch(norm):
             return None
-        statistics = norm.running_mean, norm.running_var, norm.eps
-        return self.bias, Epilogue(norm.weight, norm.bias, feats, activation, *statistics)
+        tensors = norm.weight, norm.bias, feats, norm.running_mean, norm.running_var
+        return self.bias, Epilogue(*tensors, activation, norm.eps)
 
     def _check_norm(self, norm: Any) -> None:
         if norm is None:
@@ -827,7 +827,7 @@ def _followed(
         check_statistics(norm, tensor)
     feats = None if residual is None else feats_of(residual, tensor)
     if norm is None:
-        after = Epilogue(None, None, feats, activation)
+        after = Epilogue(residual=feats, activation=activation)
         check(after, *tensor.feats.shape)
         return tensor.replace(after(tensor.feats))
     valid = tensor.coordinates.num_unpadded

@@ -119,7 +119,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
         if by_batch(self):
             if not x.shape[0]:
                 y = _affine(x, self.weight, self.bias).to(x.dtype)
-                return Epilogue(None, None, residual, activation)(y)
+                return Epilogue(residual=residual, activation=activation)(y)
             if x.shape[0] == 1:
                 raise ShapeError(
                     "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "

@@ -70,7 +70,7 @@ def batch_norm(
         if valid is not None:
             return _padded_norm(norm, x, residual, activation, valid)
         y = nn.BatchNorm1d.forward(norm, x)
-        return Epilogue(None, None, residual, activation)(y)
+        return Epilogue(residual=residual, activation=activation)(y)
     kind, (weight, bias, mean, var) = "fixed", state
     x = x.contiguous()
     if norm.training or mean is None:
@@ -137,7 +137,7 @@ def _checked(x: Tensor, residual: Tensor | None, activation: str | None) -> Tens
     """The residual in the dtype of x."""
     if residual is None and (activation is None or activation in ACTIVATIONS):
         return None
-    check(Epilogue(None, None, residual, activation), *x.shape)
+    check(Epilogue(residual=residual, activation=activation), *x.shape)
     assert residual is not None  # check raises for other activations
     if residual.dtype != x.dtype and torch.is_autocast_enabled(x.device.type):
         return residual.to(x.dtype)

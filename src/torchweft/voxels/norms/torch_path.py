@@ -35,7 +35,7 @@ def normalised(
     mean, var = statistics
     y = (_real(rows, valid) - mean.to(rows.dtype)) * (var + eps).rsqrt().to(rows.dtype)
     rest = None if residual is None else _real(residual.to(rows.dtype), valid)
-    return _real(Epilogue(weight, bias, rest, activation)(y), valid)
+    return _real(Epilogue(weight, bias, rest, activation=activation)(y), valid)
 
 
 def statistics(rows: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
