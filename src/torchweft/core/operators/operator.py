@@ -104,9 +104,9 @@ def unwatched(tensor: Tensor) -> bool:
 
 def plain_call(tensors: Iterable[Tensor]) -> bool:
     """Whether a call on these is eager: not compiled, transformed, in forward mode, or watched."""
-    if compiling() or transformed() or forward_level() >= 0:
+    if compiling() or transformed() or forward_level() >= 0 or watched() != len(Observer.active):
         return False
-    return all(map(unwatched, tensors))
+    return all([type(t) in PLAIN and not t.is_meta for t in tensors])  # noqa: C419 - faster
 
 
 def on_gpu(tensor: Tensor) -> bool:

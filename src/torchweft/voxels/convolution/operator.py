@@ -152,9 +152,8 @@ def convolution(operands: ConvOperands, kernel_map: KernelMap, options: ConvOpti
             launch.compile_ahead(x, weight, bias, maps, groups, precision)
         y = _fused(x, weight, bias, *maps, weight.shape[0], *options)
         return y if after is NO_EPILOGUE else after(y)
-    with torch.no_grad():
-        given = {"groups": groups, "precision": precision, "after": after.with_bias(bias)}
-        result: Tensor = _CONV_BODIES[backend].convolve(x, weight, table, order, **given)
+    given = {"groups": groups, "precision": precision, "after": after.with_bias(bias)}
+    result: Tensor = _CONV_BODIES[backend].convolve(x, weight, table, order, **given)
     return result
 
 
