@@ -141,15 +141,15 @@ def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
     remedy = "Run the network eagerly, or export it with a tensor of one process."
     refuse(tensor.coordinates, "torch.export or capture", remedy)
     levels = _reachable([tensor.coordinates])
-    named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if id(m.inputs) not in levels]
+    named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if m.inputs not in levels]
     if named:
         levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])
-    numbers = {key: number for number, key in enumerate(levels)}
+    numbers = {level: number for number, level in enumerate(levels)}
     leaves: list[Any] = []
     structures, places = [], {}
-    built = any(_own_maps(level) for level in levels.values())
-    for i, level in enumerate(levels.values()):
-        rows, order, maps = level.stored_rows, level.known_order, _maps_of(level, levels)
+    built = any(levels.values())
+    for i, (level, own) in enumerate(levels.items()):
+        rows, order, maps = level.stored_rows, level.known_order, own + _given_maps(level, levels)
         leaves += [rows] if order is None else [rows, order]
         for n, (_, _, _, kept, back) in enumerate(maps):
             leaves += [kept] if back is None else [kept, back]
@@ -172,15 +172,15 @@ def _flatten_with_keys(tensor: SparseTensor) -> tuple[list[tuple[Any, Any]], _St
     return list(zip(keys, leaves, strict=True)), structure
 
 
-def _reachable(roots: Sequence[Coordinates]) -> dict[int, Coordinates]:
-    """All levels that maps lead to from some, by identity, in order."""
-    found: dict[int, Coordinates] = {}
+def _reachable(roots: Sequence[Coordinates]) -> dict[Coordinates, list[_Kept]]:
+    """All levels that maps lead to from some, in order, with their maps to computed voxels."""
+    found: dict[Coordinates, list[_Kept]] = {}
     waiting = list(roots)
     while waiting:
         level = waiting.pop(0)
-        if id(level) not in found:
-            found[id(level)] = level
-            waiting += [outputs for _, outputs, *_ in _own_maps(level)]
+        if level not in found:
+            found[level] = own = _own_maps(level)
+            waiting += [outputs for _, outputs, *_ in own]
             waiting += [other for other in level.tables.values() if isinstance(other, Coordinates)]
     return found
 
@@ -194,13 +194,13 @@ def _own_maps(level: Coordinates) -> list[_Kept]:
     return found
 
 
-def _maps_of(level: Coordinates, levels: Mapping[int, Coordinates]) -> list[_Kept]:
-    """The maps of a level, also those onto given voxels that are among the levels."""
-    found = _own_maps(level)
-    for outputs in levels.values() if level.onto else ():
-        for shape, (kept, back) in sorted(level.onto.get(outputs, {}).items()):
-            found.append((shape, outputs, True, kept, back))
-    return found
+def _given_maps(level: Coordinates, levels: Iterable[Coordinates]) -> list[_Kept]:
+    """The maps of a level onto given voxels that are among the levels."""
+    return [
+        (shape, outputs, True, kept, back)
+        for outputs in (levels if level.onto else ())
+        for shape, (kept, back) in sorted(level.onto.get(outputs, {}).items())
+    ]
 
 
 def _structure_of(
@@ -208,11 +208,11 @@ def _structure_of(
     grid: _Grid,
     has_order: bool,
     maps: Sequence[_Kept],
-    numbers: Mapping[int, int],
+    numbers: Mapping[Coordinates, int],
 ) -> _Level:
-    found = [_Map(s, numbers[id(o)], given, b is not None) for s, o, given, _, b in maps]
+    found = [_Map(s, numbers[o], given, b is not None) for s, o, given, _, b in maps]
     coarse = sorted(
-        (key, numbers[id(other)])
+        (key, numbers[other])
         for key, other in level.tables.items()
         if isinstance(other, Coordinates)
     )
