@@ -511,8 +511,8 @@ MUTANTS = [
     ),
     Mutant(
         "a tree forgets maps onto given voxels",
-        "    for outputs in levels.values() if level.onto else ():\n",
-        "    for outputs in ():\n",
+        "        for outputs in (levels if level.onto else ())\n",
+        "        for outputs in ()\n",
         TREES,
     ),
     Mutant(

@@ -169,9 +169,8 @@ def _convolver_of(
             numbers = (c, d, groups, *strides)
             constants += (_precision(precision, x.dtype, gpu),)
             if c <= FOLDED_CHANNELS:
-                width = 1 << (c - 1).bit_length()
                 function, tile = "fold_kernel", fold_tile(d, size)
-                constants += (width,)
+                constants += (1 << (c - 1).bit_length(),)
             else:
                 function = "convolve_kernel"
                 along = strides[3] == 1 and after.activation != "gelu"

@@ -73,7 +73,7 @@ def convolve(
     with without_autocast(x):
         data = _data_of(table)
         sums = _folded_sums if _is_folded(x, weight.shape, data, groups) else _sums
-        if after.var is not None:
+        if after.var is not None:  # folded once, not for each chunk
             channels = after._replace(residual=None).to(torch.promote_types(x.dtype, torch.float32))
             after = channels.folded()._replace(residual=after.residual)
         for begin, total in sums(x, weight, table, data, groups):
