@@ -54,6 +54,7 @@ FINISHED = {"FLIP": False, "ACTIVATION": "gelu", "EPS": 1e-5}
 INSIDE = FINISHED | {"ACTIVATION": "relu"}
 KEY = {"SAMPLES": 256, "NEAR": preparation.ROWS_PER_SORT}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
+    "rest": ({"HALF": 13}, preparation.RESTED),
     "mask": ({"K": 27}, Tile((256,))),
     "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, preparation.KEYED),
     "rank": ({"MOST": 2**31 - 1}, preparation.RANKED),

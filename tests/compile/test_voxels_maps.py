@@ -85,7 +85,8 @@ def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
     modules = map_kernels, resample_kernels, job_kernels
     kernel = next(getattr(module, name) for module in modules if name in vars(module))
-    constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
+    variants = VARIANTS.get(name, {"": {}}) | {"few offsets": {"K": 8, "PARTS": 1}}
+    constants = CONSTANTS[name] | variants[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
     of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64", "words_ptr": "i64"}
@@ -105,6 +106,7 @@ CASES = {
     for variant in VARIANTS.get(name, {"": {}})
     for keys, target in (("i32", "sm_90"), ("i64", "sm_90"), ("i64", "sm_80"), ("i64", "gfx942"))
 }
+CASES["key_kernel few offsets, i16 keys, sm_90"] = "key_kernel", "i16", "few offsets", "sm_90"
 
 
 @pytest.mark.parametrize("name", CASES)

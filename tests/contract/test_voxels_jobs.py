@@ -7,10 +7,12 @@ are read, the pairs of all offsets of half a table.
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from torchweft.core.backend import interpreted
 from torchweft.testing.contract import assert_same_bits
 from torchweft.testing.sanitizer import reaching
+from torchweft.voxels import SparseTensor, kernel_map
 from torchweft.voxels.maps.gpu import jobs, tiles
 from torchweft.voxels.maps.gpu.jobs import Job, PairJob
 from torchweft.voxels.maps.gpu.tiles import PANEL, SearchRemains, Tiles, pairs_of, tiles_of
@@ -82,6 +84,7 @@ def defined(tiles: Tiles, offsets: int, count: int) -> dict[str, torch.Tensor]:
 
 
 KINDS = [(27, True, True, 2), (27, True, False, 1), (8, False, False, 0), (33, False, True, 0)]
+KINDS += [(1, False, False, 0), (11, False, True, 0), (12, False, True, 0), (28, False, False, 0)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,6 +98,22 @@ def test_tiles_are_those_of_each_table(kind, reached):
         exact = defined(tiles_of(*job(kind[0], count, *kind[1:])), offsets, count)
         for name, tensor in found.items():
             assert_same_bits(tensor, exact[name], name)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("count", [1, 90, 1500])
+def test_the_rest_of_half_a_table(ordered, count):
+    """Seen red with: rows in the place of columns, offsets from the first."""
+    generator = torch.Generator().manual_seed(count)
+    coords = torch.randint(0, 12, (count, 3), generator=generator).unique(dim=0)
+    coords = coords[torch.randperm(len(coords), generator=generator)] if ordered else coords
+    tensor = SparseTensor(torch.ones(len(coords), 1), pad(coords, (1, 0)), (12, 12, 12), 1)
+    found = kernel_map(tensor, 3)
+    half, order = found.table[:14].contiguous(), found.outputs.order
+    assert (order is not None) == (ordered and count > 1)
+    rest = tiles.empty_rest(half, 27)
+    tiles.fill_rest(half, order, rest)
+    assert_same_bits(rest, found.table[14:], "rest")
 
 
 def listed(pairs, offsets, mirrored):

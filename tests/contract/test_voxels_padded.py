@@ -20,7 +20,7 @@ from torchweft import voxels
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.sanitizer import reaching
 from torchweft.voxels.maps import together
-from torchweft.voxels.maps.gpu import tiles
+from torchweft.voxels.maps.gpu import jobs, tiles
 from torchweft.voxels.norms import functions, torch_path
 
 pytestmark = pytest.mark.kernels
@@ -200,18 +200,27 @@ def test_a_tensor_as_a_result():
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="tiles are built by kernels")
-def test_a_record_sorts_the_rows_of_a_map_once(monkeypatch):
-    """Two layers of one map share its tiles; seen red with: tiles of each layer."""
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_record_sorts_the_rows_of_a_map_once(sort, monkeypatch):
+    """Two layers of one map share its tiles, and tables of one kind share launches.
+
+    Where rows do not ascend, no two of these tables are of one kind.  Seen red with: tiles of each
+    layer, and of each table.
+    """
     net = network(norms=False)
-    first = prepared(net, 0)
+    first = prepared(net, 0, sort=sort)
     run, _ = captured(inference(net), first, sizes=voxels.padded_sizes(first, 1.3))
     for seed in range(3):
-        run(prepared(net, seed))
-    made, make = [], tiles._make_tiles
-    tensor = prepared(net, 3)
-    monkeypatch.setattr(tiles, "_make_tiles", lambda *given: made.append(1) or make(*given))
+        run(prepared(net, seed, sort=sort))
+    tensor = prepared(net, 3, sort=sort)
+    alone, make = [], tiles._make_tiles
+    together, launch = [], jobs.TilePlan.launch
+    monkeypatch.setattr(tiles, "_make_tiles", lambda *given: alone.append(1) or make(*given))
+    launched = lambda plan: together.append(len(plan.jobs)) or launch(plan)  # noqa: E731
+    monkeypatch.setattr(jobs.TilePlan, "launch", launched)
     run(tensor)
-    assert len(made) == 4  # of two submanifold maps, and of both directions of the strided one
+    # of two submanifold maps, and of both directions of the strided one
+    assert (len(alone), together) == ((0, [2, 2]) if sort else (4, []))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="tiles are built by kernels")

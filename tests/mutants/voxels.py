@@ -549,6 +549,27 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "the rest of half a table has offsets from the first",
+        "tl.store(rest_ptr + (HALF - 1 - k) * N",
+        "tl.store(rest_ptr + k * N",
+        f"{JOBS} -k rest",
+        kernels=True,
+    ),
+    Mutant(
+        "a record builds the tiles of each table alone",
+        "        run.value((), _PLANS, lambda: _launch(notes[_PLANS]))",
+        "        pass",
+        f"{PADDED} -k sorts_the_rows",
+        kernels=True,
+    ),
+    Mutant(
+        "tiles of a record are those of the voxels that were there when it was planned",
+        "            plan.launch()\n            plan.keep()",
+        "            plan.keep()",
+        f"{PADDED} -k test_values",
+        kernels=True,
+    ),
+    Mutant(
         "tiles are built that a record builds too",
         "tiles_together([] if tables_only else later)",
         "tiles_together(later)",

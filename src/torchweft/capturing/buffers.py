@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Buffers:
 
     def __init__(self, layout: Layout, leaves: Sequence[Any], rooms: tuple[int, ...]) -> None:
         self._layout, self.rooms = layout, rooms
+        self.notes: dict[Hashable, Any] = {}  # of runs in this memory, see `Run`
         self._filled: tuple[int, ...] | None = None
         with torch.inference_mode(False):
             self.leaves = [

@@ -68,9 +68,9 @@ class Record:
             return self._rehearsed(leaves, lengths)
         self._buffers.write(leaves, lengths)
         if self._replay is None:
-            buffers = self._buffers.leaves
+            buffers = self._buffers
             with self._gradients.noted():
-                self._replay = self._recorder.record(lambda: self._run(buffers, recording=True))
+                self._replay = self._recorder.record(lambda: self._run_in(buffers, recording=True))
         self._gradients.put_in_place()
         return self._handed_out(self._cut(self._replay(), lengths))
 
@@ -94,7 +94,7 @@ class Record:
         buffers = Buffers(self._layout, leaves, rooms)
         buffers.write(leaves, lengths)
         if not rooms:
-            found = self._recorder.rehearse(lambda: self._run(buffers.leaves))
+            found = self._recorder.rehearse(lambda: self._run_in(buffers))
         else:
             found = self._compared(leaves, buffers, lengths)
         self._buffers = buffers
@@ -115,7 +115,7 @@ class Record:
                 with written.undone(), self._gradients.aside():
                     plain = self._run(_copies(leaves))
             with written.undone(), self._gradients.aside():
-                padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
+                padded = self._recorder.rehearse(lambda: self._run_in(buffers))
         rooms = self._layout.shown(buffers.rooms)
         try:
             self._cuts = self._cuts_of(padded, buffers.rooms)
@@ -127,13 +127,18 @@ class Record:
             raise CaptureError("a result differs with padding on another rank: see its error.")
         return found
 
-    def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
+    def _run_in(self, buffers: Buffers, recording: bool = False) -> list[Any]:
+        """The same in the memory of a record."""
+        return self._run(buffers.leaves, Run(recording, buffers.leaves, buffers.notes))
+
+    def _run(self, leaves: Sequence[Any], run: Run | None = None) -> list[Any]:
         """The leaves of the results, detached."""
-        with Run(recording, leaves) as run, self._only_read(leaves), backward_noted() as called:
+        run = Run(arguments=leaves) if run is None else run
+        with run, self._only_read(leaves), backward_noted() as called:
             arguments = unflatten(leaves, self._structure)
             found, self._results = flatten(self._function(*arguments))
         self._kept = run.kept
-        if not recording:
+        if not run.recording:
             differentiated = {id(t): t for t in (*leaves_of(found), *called)}
             for t in leaves:
                 differentiated.pop(id(t), None)

@@ -36,14 +36,22 @@ class Run:
         recording: whether launches are recorded, not executed: tensors that are made hold nothing
             yet, and their memory belongs to the graph, so no cache may keep them.
         arguments: of the function, whose values differ between replays.
+        notes: what earlier runs with these arguments found out, by any key; None: there are none,
+            nor later ones.
 
     Attributes:
         copies: private copies of index tables, by their place, see `core/table_copies.py`.
         kept: what the record needs beside its own memory.
     """
 
-    def __init__(self, recording: bool = False, arguments: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        recording: bool = False,
+        arguments: Iterable[Any] = (),
+        notes: dict[Hashable, Any] | None = None,
+    ) -> None:
         self.recording = recording
+        self.notes = notes
         self._arguments = {id(t) for t in arguments if isinstance(t, Tensor)}
         self.copies: dict[Hashable, Any] = {}
         self.kept: list[Any] = []
@@ -61,7 +69,7 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         Current.run = None
-        self._contexts.close()
+        self._contexts.__exit__(kind, error, traceback)
         self._values.clear()
         self.copies.clear()
 

@@ -24,6 +24,7 @@ from torchweft.core.recorded import mark_fixed, varying
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
+from torchweft.voxels.maps.gpu.planned import tiles_planned
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import HasVoxels, SparseTensor, sparse_of
@@ -252,6 +253,7 @@ def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:
         maps.by_name[name] = KernelMap(*tables[i][n], *sides, spec.shape)
     if (run := varying(levels[0].stored_rows)) is not None:
         run.until_end(unpadded_norms(levels))
+        run.until_end(tiles_planned(run))
     result = SparseTensor.__new__(SparseTensor)
     result.feats, result.coordinates, result.maps = feats, levels[0], maps
     return result

@@ -42,7 +42,7 @@ from torchweft.voxels.maps.gpu.tiles import (
     tiles_of,
 )
 
-__all__ = ["Job", "PairJob", "pairs_together", "tiles_together"]
+__all__ = ["Job", "PairJob", "TilePlan", "groups", "pairs_together", "tiles_together"]
 
 MOST_JOBS, WIDTH, MOST_OFFSETS = 8, 16, 59
 """See `job_kernels`, as for the fields of a job."""
@@ -101,7 +101,7 @@ class PairJob(NamedTuple):
 J = TypeVar("J", Job, PairJob)
 
 
-def _groups(jobs: Sequence[J]) -> Iterator[list[J]]:
+def groups(jobs: Sequence[J]) -> Iterator[list[J]]:
     """At most MOST_JOBS jobs of one kind each; one that cannot share launches is alone.
 
     The key of a column holds a job, a bit and all offsets.
@@ -118,7 +118,7 @@ def _groups(jobs: Sequence[J]) -> Iterator[list[J]]:
 def tiles_together(jobs: Sequence[Job]) -> None:
     """Build and keep the tiles of tables on one device; tables of one kind share launches."""
     jobs = _with_totals([job for job in jobs if job.table.shape[1]])
-    for group in _groups(jobs):
+    for group in groups(jobs):
         with current_device(group[0].table):
             if len(group) > 1:
                 _make(group)
@@ -144,7 +144,7 @@ def pairs_together(jobs: Sequence[PairJob]) -> None:
 
     The host waits for the totals of tables with many rows: once, if tiles were built together.
     """
-    for group in _groups([job for job in jobs if job.table.shape[1]]):
+    for group in groups([job for job in jobs if job.table.shape[1]]):
         with current_device(group[0].table):
             if len(group) > 1:
                 _list(group)
@@ -194,35 +194,67 @@ def _kernels_of(job: Job, keys: torch.dtype) -> _Kernels:
     )
 
 
-def _make(jobs: Sequence[Job]) -> None:
-    first = jobs[0]
-    k, parts, words = first.offsets, first.parts, -(-first.offsets // MASK_BITS)
-    made = [_empty_tiles(job) for job in jobs]
-    begins = [0, *itertools.accumulate(-(-job.table.shape[1] // BLOCK) for job in jobs)]
-    blocks = begins[-1]
-    numbers = [_numbers(*of) for of in zip(begins, jobs, made, strict=False)]
-    rows = _uploaded(numbers, blocks, first.table)
-    wide = torch.int64 if k + 1 + (MOST_JOBS - 1).bit_length() > 31 else torch.int32
-    keys = first.table.new_empty(blocks * BLOCK, dtype=wide)
-    run = _kernels_of(first, wide)
-    turning = any(tiles.turns[0] is not None for tiles in made)
-    if not run.list.compiled:
-        calls = [Call(run.key, (rows, keys)), Call(run.list, (rows, rows)), Call(run.scan, (rows,))]
-        calls += [Call(run.turn, (rows,))] * turning + [Call(run.mask, (rows,))] * (not parts)
+class TilePlan:
+    """Memory for the tiles of tables of one kind, and the launches that fill it.
+
+    Args:
+        jobs: what is left of their searches must stay until the launches.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        first = jobs[0]
+        self.jobs, self.tiles = jobs, [_empty_tiles(job) for job in jobs]
+        begins = [0, *itertools.accumulate(-(-job.table.shape[1] // BLOCK) for job in jobs)]
+        self._blocks = begins[-1]
+        numbers = [_numbers(*of) for of in zip(begins, jobs, self.tiles, strict=False)]
+        self._rows = _uploaded(numbers, self._blocks, first.table)
+        dtype = _key_dtype(first.offsets)
+        self._keys = first.table.new_empty(self._blocks * BLOCK, dtype=dtype)
+        self._kernels = _kernels_of(first, dtype)
+        self._turning = any(tiles.turns[0] is not None for tiles in self.tiles)
+
+    def launch(self) -> None:
+        """Fill the tiles."""
+        (k, parts), count, run = self.jobs[0].kind[:2], len(self.jobs), self._kernels
+        words, rows = -(-k // MASK_BITS), (self._rows,)
+        if not run.list.compiled:
+            self._compile()
+        if not parts:
+            run.mask(self._blocks * BLOCK // MASKED.blocks[0] * words, rows)
+        run.key(self._blocks, (self._rows, self._keys))
+        run.scan(k * count, rows)
+        for flags in {tiles.seen.flags for tiles in self.tiles if tiles.seen is not None}:
+            flags.written()
+        by_key = torch.sort(self._keys, stable=True)[1]
+        run.list(self._blocks * BLOCK // PANEL * words, (self._rows, by_key))
+        if self._turning:
+            run.turn(2 * (k + 1) * count, rows)
+
+    def _compile(self) -> None:
+        run, rows = self._kernels, (self._rows,)
+        calls = [Call(run.key, (*rows, self._keys)), Call(run.list, rows * 2), Call(run.scan, rows)]
+        calls += [Call(run.turn, rows)] * self._turning
+        calls += [Call(run.mask, rows)] * (not self.jobs[0].parts)
         compile_together(calls)
-    if not parts:
-        run.mask(blocks * BLOCK // MASKED.blocks[0] * words, (rows,))
-    run.key(blocks, (rows, keys))
-    run.scan(k * len(jobs), (rows,))
-    for flags in {tiles.seen.flags for tiles in made if tiles.seen is not None}:
-        flags.written()
-    by_key = torch.sort(keys, stable=True)[1]
-    run.list(blocks * BLOCK // PANEL * words, (rows, by_key))
-    if turning:
-        run.turn(2 * (k + 1) * len(jobs), (rows,))
-    for job, tiles in zip(jobs, made, strict=True):
+
+    def keep(self) -> None:
+        """Keep the tiles with their tables."""
+        for job, tiles in zip(self.jobs, self.tiles, strict=True):
+            keep_tiles(job.table, job.order, tiles)
+
+
+def _key_dtype(offsets: int) -> torch.dtype:
+    """The dtype of keys; the fewer bits, the faster they are sorted."""
+    bits = offsets + 1 + (MOST_JOBS - 1).bit_length()
+    return torch.int16 if bits <= 15 else torch.int32 if bits <= 31 else torch.int64
+
+
+def _make(jobs: Sequence[Job]) -> None:
+    plan = TilePlan(jobs)
+    plan.launch()
+    for job in jobs:
         job.left.rest = job.left.parts = None
-        keep_tiles(job.table, job.order, tiles)
+    plan.keep()
 
 
 def _empty_tiles(job: Job) -> Tiles:

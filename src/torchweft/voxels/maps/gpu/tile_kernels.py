@@ -78,6 +78,24 @@ def _row_of(order_ptr, i, live):
 
 
 @triton.jit(do_not_specialize=["N"])
+def rest_kernel(
+    table_ptr, order_ptr, place_ptr, rest_ptr, N, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """rest[HALF − 1 − k, place[table[k,i]]] = order[i]: the row of column i is read in turn.
+
+    place[order[i]] = i.  Numbers that are not written are −1 before.  A program reads one offset of
+    BLOCK consecutive columns.  Bound: memory, 8 HALF N bytes.
+    """
+    k, N = tl.program_id(0) % HALF, N.to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) // HALF * BLOCK + tl.arange(0, BLOCK)
+    live = i < N
+    read = tl.load(table_ptr + k * N + i, mask=live, other=-1)
+    there = read >= 0
+    own = _row_of(order_ptr, i, live).to(tl.int32)
+    tl.store(rest_ptr + (HALF - 1 - k) * N + _row_of(place_ptr, read, there), own, mask=there)
+
+
+@triton.jit(do_not_specialize=["N"])
 def mask_kernel(table_ptr, rest_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
     """masks[w,i]: bit b says whether column i of a table has a row at offset 32 w + b.
 
@@ -179,7 +197,7 @@ def _gray(
         flips = tl.where(place >= 0, top | (top - 1), 0)
         for b in range(min(32, K - word * 32)):
             there = (mask >> b) & 1
-            gray ^= tl.where(there != 0, tl.sum(tl.where(bit == b, flips, 0)), 0)
+            gray ^= tl.where(there != 0, tl.sum(tl.where(bit == b, flips, 0)), 0).to(KEY)
             count = tl.sum(tl.reshape(there, (BLOCK // PANEL, PANEL)), axis=1)
             tl.store(counts_ptr + (word * 32 + b) * blocks + part, count, mask=part < blocks)
     return gray

@@ -23,12 +23,13 @@ from torchweft.core.printing.modules import written
 from torchweft.core.recorded import varying
 from torchweft.core.tables import TensorCache
 from torchweft.errors import CaptureError
-from torchweft.voxels.grid import whole
 
 __all__ = [
+    "ASKED",
     "LISTED",
     "MOST_SORTED",
     "PANEL",
+    "Asked",
     "Flags",
     "HostTotals",
     "OffsetPairs",
@@ -38,6 +39,8 @@ __all__ = [
     "call_for_shares",
     "calls_for_tiles",
     "empty_pairs",
+    "empty_rest",
+    "fill_rest",
     "has_turns",
     "keep_pairs",
     "keep_tiles",
@@ -72,6 +75,9 @@ MASKED, KEYED = Tile((256,)), Tile((1024,))
 
 SCANNED = Tile((1024,), 8)
 """Panels, or tiles, per step of a program that scans them."""
+
+RESTED = Tile((1024,))
+"""Columns per program, of one offset, that finds the rest of a mirrored table."""
 
 RANKED = Tile((32, 256), 8)
 """Rows per program, and rows compared with them in one step."""
@@ -160,6 +166,12 @@ class SearchRemains:
     parts: Tensor | None = None
 
 
+Asked = tuple[Tensor, Tensor | None, int]
+"""A table, its order and K: tiles that were built."""
+
+ASKED = "tiles that were built"
+"""The note of a run, see `planned.py`."""
+
 _tile_cache: TensorCache[Tiles] = TensorCache()
 _pair_cache: TensorCache[OffsetPairs] = TensorCache()
 
@@ -200,10 +212,35 @@ def tiles_of(
     def make() -> Tiles:
         kept, beside = table.contiguous(), left or SearchRemains()
         if len(kept) < offsets and beside.rest is None:
-            beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
+            beside.rest = empty_rest(kept, offsets)
+            fill_rest(kept, order, beside.rest)
+        _note(table, order, offsets)
         return _make_tiles(kept, order, offsets, beside, seen)
 
     return _tile_cache.get((table, order), None, make)
+
+
+def _note(table: Tensor, order: Tensor | None, offsets: int) -> None:
+    """Note tiles of arguments that later runs with them will ask for, see `planned.py`."""
+    run = varying(table)
+    if run is not None and run.notes is not None and (order is None or run.varies((order,))):
+        run.notes.setdefault(ASKED, []).append((table, order, offsets))
+
+
+def empty_rest(table: Tensor, offsets: int) -> Tensor:
+    """Memory for the rows of a mirrored table that are not kept."""
+    return table.new_empty(offsets - len(table), table.shape[1])
+
+
+def fill_rest(table: Tensor, order: Tensor | None, rest: Tensor) -> None:
+    """Write the rows of a mirrored table that are not kept, see `whole`."""
+    place, count = order, table.shape[1]
+    if order is not None:
+        column = torch.arange(count, dtype=torch.int32, device=order.device)
+        place = torch.empty_like(order).index_copy_(0, order.long(), column)
+    kernel = _kernel("rest", (len(rest),), RESTED, table.device, order is None)
+    rest.fill_(-1)
+    kernel(len(rest) * -(-count // RESTED.blocks[0]), (table, order, place, rest), (count,))
 
 
 def keep_tiles(table: Tensor, order: Tensor | None, tiles: Tiles) -> None:
