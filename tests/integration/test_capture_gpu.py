@@ -11,6 +11,7 @@ from torch import nn
 
 import torchweft
 from tests import training_steps as steps
+from tests.contract import test_capture_kernels as writing
 from tests.contract import test_compat_captured as nets
 from tests.contract import test_compat_spconv_capture as spconv_nets
 from tests.contract.test_capture import (
@@ -23,6 +24,7 @@ from tests.contract.test_capture import (
     trainer,
 )
 from torchweft import clifford, o3, products, voxels
+from torchweft.capturing.layout import Layout
 from torchweft.o3.adapters.mace import _ByElement
 from torchweft.o3.adapters.model_call import Call
 from torchweft.reductions import LazyTensor
@@ -57,6 +59,18 @@ def check(function, *calls):
         for name, (a, b) in enumerate(zip(run(*call), expected, strict=True)):
             assert_same_bits(a, b, f"result {name}")
             assert not a.requires_grad
+
+
+@pytest.mark.parametrize("dtype", writing.DTYPES)
+def test_arguments_are_written_as_torch_writes_them(dtype):
+    """Rows are repeated, and edges have a constant or row numbers, while copies are in flight."""
+    numbered = dtype in (torch.int32, torch.int64)
+    sizes = {"x": 1.4, "edges": (1.3, {"edges": 1, "lines": "x" if numbered else 0})}
+    calls = [
+        [leaf.cuda() for leaf in writing.given(lengths, dtype, seed)]
+        for seed, lengths in enumerate(writing.LENGTHS)
+    ]
+    writing.assert_as_torch(Layout([*writing.LEAVES], calls[0], sizes), *calls)
 
 
 def test_products():

@@ -11,10 +11,53 @@ HARMONICS = "tests/contract/test_o3_harmonics.py"
 WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
 RUNS = "tests/contract/test_recorded_runs.py"
 CAPTURE = "tests/contract/test_capture.py"
+WRITTEN = "tests/contract/test_capture_kernels.py"
 INTERPRETER = "tests/contract/test_interpreter.py"
 TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
+    Mutant(
+        "padding of a written leaf begins behind the first word",
+        "source_ptr + at % tl.maximum(known, 1), mask=inside",
+        "source_ptr + (at + 1) % tl.maximum(known, 1), mask=inside",
+        f"{WRITTEN} -k padding",
+        kernels=True,
+    ),
+    Mutant(
+        "padding of a written table has the row numbers of its first line",
+        "row = word // row_words + line_of_table +",
+        "row = word // row_words +",
+        f"{WRITTEN} -k numbers",
+        kernels=True,
+    ),
+    Mutant(
+        "the second words of entries in written padding are those of the first",
+        "% count.to(tl.int32)) >> (word % entry_words * 32)",
+        "% count.to(tl.int32)) >> (word * 0)",
+        f"{WRITTEN} -k padding",
+        kernels=True,
+    ),
+    Mutant(
+        "the memory of a written leaf is taken for its values",
+        "    if source.is_contiguous() and not lazy and source.data_ptr() % word == 0:",
+        "    if source.is_contiguous() and source.data_ptr() % word == 0:",
+        f"{WRITTEN} -k plain",
+        kernels=True,
+    ),
+    Mutant(
+        "torch leaves padding of before beside that which is written",
+        "(self._writer is not None or lengths != self._filled)",
+        "lengths != self._filled",
+        f"{WRITTEN} -k padding",
+        kernels=True,
+    ),
+    Mutant(
+        "torch is not told that arguments were written to a record's memory",
+        "        will_write(self._buffers)\n",
+        "",
+        f"{WRITTEN} -k plain",
+        kernels=True,
+    ),
     Mutant(
         "hooks of a backward pass are overlooked",
         "return bool(forward or backward or _any_global_hook())",
@@ -141,8 +184,8 @@ MUTANTS = [
     ),
     Mutant(
         "padding of before stays where sizes have changed",
-        "if self.rooms and lengths != self._filled:",
-        "if self.rooms and self._filled is None:",
+        "self._writer is not None or lengths != self._filled)",
+        "self._writer is not None or self._filled is None)",
         CAPTURE,
     ),
     Mutant(

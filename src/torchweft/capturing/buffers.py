@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchweft.capturing.launch import Writer, takes
 from torchweft.capturing.layout import Layout
 from torchweft.core import private
+from torchweft.core.backend import kernels_serve
 
 __all__ = ["Buffers"]
 
@@ -32,31 +34,45 @@ class Buffers:
                 self._buffer(i, leaf) if isinstance(leaf, Tensor) else leaf
                 for i, leaf in enumerate(leaves)
             ]
+            memory = {i: t.detach() for i, t in enumerate(self.leaves) if isinstance(t, Tensor)}
+            taken = {i: t for i, t in memory.items() if rooms and self._is_launched(i, t)}
+            self._writer = Writer(layout, taken, rooms) if taken else None
+        self._copied: dict[torch.dtype, dict[int, Tensor]] = {}  # by torch
+        for i in memory.keys() - taken.keys():
+            self._copied.setdefault(memory[i].dtype, {})[i] = memory[i]
 
     def _buffer(self, i: int, leaf: Tensor) -> Tensor:
         shape = self._layout.shape(i, leaf.shape, self.rooms)
         buffer = torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
         return buffer.requires_grad_(leaf.requires_grad)
 
+    def _is_launched(self, i: int, buffer: Tensor) -> bool:
+        return kernels_serve(buffer.device.type) and takes(self._layout, i, buffer)
+
     def write(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> None:
-        """Copy the arguments of a call; where sizes have changed, fill the padding anew."""
-        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        """Copy the arguments of a call and fill the padding.
+
+        A launch fills all padding, so torch then fills the rest of it too: rows that are repeated
+        are those of one call.  Without a launch padding is filled where sizes have changed.
+        """
+        fills = bool(self.rooms) and (self._writer is not None or lengths != self._filled)
         with torch.no_grad():
-            for dtype in {leaf.dtype for leaf in tensors.values()}:
-                some = {i: leaf for i, leaf in tensors.items() if leaf.dtype == dtype}
-                parts = [self._part(i, leaf.shape) for i, leaf in some.items()]
+            if self._writer is not None:
+                self._writer.write(leaves, lengths)
+            for buffers in self._copied.values():
+                parts = [_part(buffer, leaves[i].shape) for i, buffer in buffers.items()]
                 if len(parts) == 1:  # torch's kernel for many has few programs for one
-                    parts[0].copy_(next(iter(some.values())))
+                    parts[0].copy_(leaves[next(iter(buffers))])
                 else:
-                    private.foreach_copy(parts, list(some.values()))
-            if self.rooms and lengths != self._filled:
-                for i in tensors:
-                    self._layout.fill(i, self.leaves[i].detach(), lengths, self.rooms)
+                    private.foreach_copy(parts, [leaves[i] for i in buffers])
+                if fills:
+                    for i, buffer in buffers.items():
+                        self._layout.fill(i, buffer, lengths, self.rooms)
         self._filled = lengths
 
-    def _part(self, i: int, shape: torch.Size) -> Tensor:
-        """The part of a buffer that has an argument's shape."""
-        part: Tensor = self.leaves[i].detach()
-        for dim, n in enumerate(shape):
-            part = part if part.shape[dim] == n else part.narrow(dim, 0, n)
-        return part
+
+def _part(buffer: Tensor, shape: torch.Size) -> Tensor:
+    """The part of a buffer that has an argument's shape."""
+    for dim, n in enumerate(shape):
+        buffer = buffer if buffer.shape[dim] == n else buffer.narrow(dim, 0, n)
+    return buffer

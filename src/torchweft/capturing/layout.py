@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchweft.core import private
 from torchweft.errors import DTypeError, ShapeError
 
-__all__ = ["Layout", "Sizes", "named_in", "named_leaves"]
+__all__ = ["Layout", "Rows", "Sizes", "named_in", "named_leaves"]
 
 Fill = str | float
 """The size whose padding rows a table names, or a number."""
@@ -43,7 +43,7 @@ class _Size(NamedTuple):
     dim: int
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Filled with numbers of padding rows of a size."""
 
     size: int
@@ -68,7 +68,7 @@ class Layout:
         self.sizes = tuple(self._size(key, value, examples) for key, value in given.items())
         fills = [_fills_of(value) for value in given.values()]
         self.dims = self._dims(self._exact(fills, examples), examples)
-        self._fills: dict[int, _Rows | float] = {}
+        self.fills: dict[int, Rows | float] = {}
         self._tables = [0] * len(self.sizes)
         for i, named in enumerate(fills):
             for key, fill in named.items():
@@ -138,7 +138,7 @@ class Layout:
                 "of a size that it has. Move it there."
             )
         if not isinstance(fill, str):
-            self._fills[leaf] = fill
+            self.fills[leaf] = fill
             return
         names = [s.name for s in self.sizes]
         if fill not in names:
@@ -152,7 +152,7 @@ class Layout:
                 "are integers. Pass a number instead, or name a table of integers."
             )
         target = names.index(fill)
-        self._fills[leaf] = _Rows(target, self._tables[target])
+        self.fills[leaf] = Rows(target, self._tables[target])
         self._tables[target] += 1
 
     def check_dim(self, leaf: int, tensor: Tensor) -> None:
@@ -218,8 +218,8 @@ class Layout:
                 other = self.dims[leaf][later]
                 known = known if other is None else known.narrow(later, 0, lengths[other])
             begin, count = lengths[size], rooms[size] - lengths[size]
-            padding, fill = known.narrow(dim, begin, count), self._fills.get(leaf)
-            if isinstance(fill, _Rows):
+            padding, fill = known.narrow(dim, begin, count), self.fills.get(leaf)
+            if isinstance(fill, Rows):
                 padding.copy_(_row_numbers(fill, padding, dim, lengths, rooms))
             elif fill is not None:
                 padding.fill_(fill)
@@ -235,7 +235,7 @@ def _varying(leaf: Any, lengths: Sequence[int]) -> tuple[int | None, ...]:
 
 
 def _row_numbers(
-    fill: _Rows, padding: Tensor, dim: int, lengths: Sequence[int], rooms: Sequence[int]
+    fill: Rows, padding: Tensor, dim: int, lengths: Sequence[int], rooms: Sequence[int]
 ) -> Tensor:
     """Numbers of padding rows: entry j of table k, and of its line r, names row j + k + r."""
     first, count = lengths[fill.size], rooms[fill.size] - lengths[fill.size]

@@ -9,7 +9,7 @@ import warnings
 
 from torchweft.errors import BackendError
 
-__all__ = ["BACKENDS", "check_torch_only", "choose", "interpreted"]
+__all__ = ["BACKENDS", "check_torch_only", "choose", "interpreted", "kernels_serve"]
 
 BACKENDS = ("triton", "numba", "torch")
 """In the order in which backend=None tries them; `torch` serves every call."""
@@ -71,6 +71,12 @@ def choose(backend: str | None, device: str) -> str:
             f"Or pass one of {able}, or backend=None to let torchweft choose."
         )
     return backend
+
+
+@functools.cache
+def kernels_serve(device: str) -> bool:
+    """Whether Triton kernels serve tensors on a type of device; the torch code serves all."""
+    return device == "cuda" and choose(None, device) == "triton"
 
 
 def check_torch_only(module: object, backend: str | None) -> None:

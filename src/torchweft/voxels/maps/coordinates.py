@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torchweft.core.backend import kernels_serve
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.core.recorded import Current, varying
@@ -34,7 +35,7 @@ from torchweft.voxels.maps.checks import (
 )
 from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.gpu.tiles import Flags
-from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
+from torchweft.voxels.maps.packing import HIGH, LOW, Packing, packing_of, rank
 from torchweft.voxels.maps.recipes import Key, Step
 from torchweft.voxels.maps.shards import Shards
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.backend import kernels_serve
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
@@ -31,7 +32,7 @@ from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
 from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.gpu.jobs import Job
-from torchweft.voxels.maps.packing import Packing, kernels_serve
+from torchweft.voxels.maps.packing import Packing
 from torchweft.voxels.maps.recipes import note
 from torchweft.voxels.maps.shards import Around
 

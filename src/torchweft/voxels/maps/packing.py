@@ -12,20 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchweft.core.backend import choose
+from torchweft.core.backend import kernels_serve
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.gpu import launch as map_launch
 
-__all__ = ["HIGH", "LOW", "Packing", "kernels_serve", "packing_of", "rank"]
+__all__ = ["HIGH", "LOW", "Packing", "packing_of", "rank"]
 
 LOW, HIGH = -(2**31), 2**31 - 1
 """The least and the largest coordinate."""
-
-
-@functools.cache
-def kernels_serve(device: str) -> bool:
-    """Whether Triton kernels serve tensors on a type of device; the torch code serves all."""
-    return device == "cuda" and choose(None, device) == "triton"
 
 
 class Packing:

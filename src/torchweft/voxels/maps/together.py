@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from torchweft.core.backend import kernels_serve
 from torchweft.core.operators.operator import (
     below_transforms,
     compiling,
@@ -34,7 +35,7 @@ from torchweft.voxels.maps.kernel_map import (
     submanifold_tables,
     tables_of,
 )
-from torchweft.voxels.maps.packing import Packing, kernels_serve
+from torchweft.voxels.maps.packing import Packing
 from torchweft.voxels.maps.recipes import Step, note_again, recipe_of
 
 __all__ = ["ask", "build_levels", "foresee", "list_maps"]
