@@ -13,8 +13,9 @@ inference also the kernels on the GPU, and how often the host waits for what ker
 memory, or where torch waits; of each peer the largest difference of its scores, over the largest
 score.
 
-spconv-triton tunes its kernels at the first calls, four minutes and more a network: `--peers
-spconv` is without it.  SpUNet is written in spconv's layers, for which `torchweft.compat` stands.
+Ours are measured before a peer is imported.  spconv-triton tunes its kernels at the first calls,
+four minutes and more a network: `--peers spconv` is without it.  SpUNet is written in spconv's
+layers, for which `torchweft.compat` stands.
 """
 
 from __future__ import annotations
@@ -110,28 +111,32 @@ def main() -> None:
     feats = torch.randn(len(coords), FEATURES).cuda()
     labels = torch.randint(0, CLASSES, (len(coords),)).cuda()
     given = Given(feats, coords, tuple(shape), labels)
-    peers = [name for name in options.peers if importlib.util.find_spec(PEERS[name])]
-    versions = {name: importlib.import_module(PEERS[name]).__version__ for name in peers}
+    chosen = {name: network for name, network in NETWORKS.items() if options.network in name}
     networks: dict[str, Any] = {}
-    found = {"cloud": options.cloud, "voxels": len(coords), "peers": versions}
-    found |= {"networks": networks} | asdict(machine(torch.device("cuda")))
-    for name, network in NETWORKS.items():
-        if options.network in name:
-            print(name, flush=True)
-            networks[name] = measured(network, given, peers)
-            if options.out is not None:
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
+    found = {"cloud": options.cloud, "voxels": len(coords), "peers": {}, "networks": networks}
+    found |= asdict(machine(torch.device("cuda")))
+    for name, network in chosen.items():
+        print(name, flush=True)
+        networks[name] = of_ours(network, given)
+        _write(options.out, found)
+    peers = [name for name in options.peers if importlib.util.find_spec(PEERS[name])]
+    found["peers"] = {name: importlib.import_module(PEERS[name]).__version__ for name in peers}
+    for name, network in chosen.items():
+        for peer in peers:
+            print(name, peer, flush=True)
+            add_peer(networks[name], network, given, peer)
+            _write(options.out, found)
 
 
-def measured(network: Network, given: Given, peers: list[str]) -> dict[str, Any]:
-    """What a network's entry says; times are printed too."""
-    torch.manual_seed(0)
-    given = given._replace(feats=given.feats.half()) if network.half else given
+def _write(out: Path | None, found: Mapping[str, Any]) -> None:
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def of_ours(network: Network, given: Given) -> dict[str, Any]:
+    """What a network's entry says of ours; times are printed too."""
+    ours, given = made(network.ours, network, given)
     clouds = [given.without(count) for count in LEFT_OUT]
-    ours = network.ours()
-    theirs = {name: network.theirs(ours.network, PEERS[name]) for name in peers}
-    for subject in (ours, *theirs.values()):
-        subject.network.eval()
     kept, call = ours.cloud(given), inference(ours.network)
     prepare(ours.network, kept)
     fresh = on_fresh(ours, call, clouds)
@@ -141,18 +146,35 @@ def measured(network: Network, given: Given, peers: list[str]) -> dict[str, Any]
             "kept": kernels(lambda: call(kept, given.labels)),
         },
         "waits": waits(fresh),
-        "difference": {name: difference(ours, peer, given) for name, peer in theirs.items()},
+        "difference": {},
         "ms": {"maps": {"fresh": milliseconds(on_fresh(ours, prepared(ours), clouds))}},
     }
     for name, program in network.programs.items():
-        for subject in (ours, *theirs.values()):
-            subject.network.train(name != "forward")
-        found["ms"][name] = by_ways(ours, kept, program(ours.network), clouds) | {
-            peer: milliseconds(on_fresh(subject, program(subject.network), clouds))
-            for peer, subject in theirs.items()
-        }
+        ours.network.train(name != "forward")
+        found["ms"][name] = by_ways(ours, kept, program(ours.network), clouds)
         print(name, found["ms"][name], flush=True)
     return found
+
+
+def add_peer(found: dict[str, Any], network: Network, given: Given, peer: str) -> None:
+    """Add a peer's times, which are printed too, and its difference from ours."""
+    ours, of_network = made(network.ours, network, given)
+    theirs, _ = made(lambda: network.theirs(ours.network, PEERS[peer]), network, given)
+    found["difference"][peer] = difference(ours, theirs, of_network)
+    clouds = [of_network.without(count) for count in LEFT_OUT]
+    for name, program in network.programs.items():
+        theirs.network.train(name != "forward")
+        ms = milliseconds(on_fresh(theirs, program(theirs.network), clouds))
+        found["ms"][name][peer] = ms
+        print(name, ms, flush=True)
+
+
+def made(make: Callable[[], Subject], network: Network, given: Given) -> tuple[Subject, Given]:
+    """A subject in evaluation, always of the same weights, and what it reads."""
+    torch.manual_seed(0)
+    subject = make()
+    subject.network.eval()
+    return subject, given._replace(feats=given.feats.half()) if network.half else given
 
 
 def by_ways(ours: Subject, kept: Any, call: Call, clouds: Sequence[Given]) -> dict[str, float]:
