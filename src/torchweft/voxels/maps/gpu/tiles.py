@@ -238,7 +238,7 @@ def fill_rest(table: Tensor, order: Tensor | None, rest: Tensor) -> None:
     if order is not None:
         column = torch.arange(count, dtype=torch.int32, device=order.device)
         place = torch.empty_like(order).index_copy_(0, order.long(), column)
-    kernel = _kernel("rest", (len(rest),), RESTED, table.device, order is None)
+    kernel = _rest_kernel(table, order, len(rest))
     rest.fill_(-1)
     kernel(len(rest) * -(-count // RESTED.blocks[0]), (table, order, place, rest), (count,))
 
@@ -324,7 +324,7 @@ def _wide(k: int, count: int) -> bool:
 
 
 def calls_for_tiles(
-    table: Tensor, order: Tensor | None, offsets: int, parts: int = 0
+    table: Tensor, order: Tensor | None, offsets: int, parts: int | None = None
 ) -> list[Call]:
     """The calls of `tiles_of`, where any int32 tensor stands for one that does not exist yet.
 
@@ -332,16 +332,18 @@ def calls_for_tiles(
         table: see `tiles_of`; its values are not read.
         order: see `tiles_of`.
         offsets: K.
-        parts: how many of them a search leaves; 0: masks are computed from the table.
+        parts: how many of them a search leaves; 0: masks are computed from the table; None: no
+            search leaves anything, so the rest of half a table is found too.
     """
     if _tile_cache.keeps((table, order), None):
         return []
-    made, few = _kernels_of(table, order, offsets, parts), table.shape[1] <= MOST_RANKED
+    left, few = parts or 0, table.shape[1] <= MOST_RANKED
+    made = _kernels_of(table, order, offsets, left)
     rest = table if len(table) < offsets else None
     keys = table.new_empty(0, dtype=made.keys)
     by_mask = table if few else table.new_empty(0, dtype=torch.int64)
     calls = [
-        Call(made.key, (table, table if parts > 1 else None, keys, table), (2, 2)),
+        Call(made.key, (table, table if left > 1 else None, keys, table), (2, 2)),
         Call(made.scan, (table,) * 3, (2,)),
         Call(made.panel, (table, rest, table, order, by_mask, *(table,) * 3), (2,)),
     ]
@@ -349,9 +351,16 @@ def calls_for_tiles(
         calls.append(Call(made.turn, (table,) * 3, (2,)))
     if few:
         calls.append(Call(made.rank, (keys, table), (2,)))
-    if not parts:
+    if not left:
         calls.append(Call(made.mask, (table, rest, table), (2,)))
+    if parts is None and rest is not None:
+        kernel = _rest_kernel(table, order, offsets // 2)
+        calls.append(Call(kernel, (table, order, order, table), (2,)))
     return calls
+
+
+def _rest_kernel(table: Tensor, order: Tensor | None, rows: int) -> Kernel:
+    return _kernel("rest", (rows,), RESTED, table.device, order is None)
 
 
 def has_turns(count: int) -> bool:
