@@ -158,10 +158,10 @@ def of_ours(network: Network, given: Given) -> dict[str, Any]:
 
 def add_peer(found: dict[str, Any], network: Network, given: Given, peer: str) -> None:
     """Add a peer's times, which are printed too, and its difference from ours."""
-    ours, of_network = made(network.ours, network, given)
+    ours, given = made(network.ours, network, given)
     theirs, _ = made(lambda: network.theirs(ours.network, PEERS[peer]), network, given)
-    found["difference"][peer] = difference(ours, theirs, of_network)
-    clouds = [of_network.without(count) for count in LEFT_OUT]
+    found["difference"][peer] = difference(ours, theirs, given)
+    clouds = [given.without(count) for count in LEFT_OUT]
     for name, program in network.programs.items():
         theirs.network.train(name != "forward")
         ms = milliseconds(on_fresh(theirs, program(theirs.network), clouds))

@@ -140,6 +140,29 @@ def test_nothing_of_a_run_stays():
     assert not run.copies
 
 
+def test_what_ends_with_a_run_is_told_of_its_error():
+    """Else it would launch what nobody reads; seen red with: contexts that are closed."""
+    told = []
+
+    class Context:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, error, traceback):
+            told.append(kind)
+
+    def run(error):
+        with recorded.Run() as made:
+            made.until_end(Context())
+            if error is not None:
+                raise error
+
+    run(None)
+    with pytest.raises(ValueError, match="ended"):
+        run(ValueError("ended"))
+    assert told == [None, ValueError]
+
+
 def test_a_table_written_in_a_run_is_read_again():
     table, x = changed.OLD.clone(), changed._rows(changed.ROWS, 3)
     with recorded.Run():

@@ -89,7 +89,7 @@ KINDS += [(1, False, False, 0), (11, False, True, 0), (12, False, True, 0), (28,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_are_those_of_each_table(kind, reached):
-    counts = 130, 1100, 5
+    counts = 130, 1100, 5, 2, 3, 4  # numbers of jobs fill the bits of keys
     together = [job(kind[0], count, *kind[1:]) for count in counts]
     jobs.tiles_together(together)
     for count, (table, order, offsets, left, _) in zip(counts, together, strict=True):

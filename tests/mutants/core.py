@@ -17,6 +17,12 @@ TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
     Mutant(
+        "what ends with a run is not told of its error",
+        "self._contexts.__exit__(kind, error, traceback)",
+        "self._contexts.close()",
+        f"{RUNS} -k error",
+    ),
+    Mutant(
         "padding of a written leaf begins behind the first word",
         "source_ptr + at % tl.maximum(known, 1), mask=inside",
         "source_ptr + (at + 1) % tl.maximum(known, 1), mask=inside",

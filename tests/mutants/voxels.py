@@ -556,6 +556,20 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "keys that sort as 16 bits lack one for the number of a job",
+        "if bits <= 15 else",
+        "if bits <= 16 else",
+        f"{JOBS} -k those_of_each_table",
+        kernels=True,
+    ),
+    Mutant(
+        "keys that sort as 32 bits lack one for the number of a job",
+        "if bits <= 31 else torch.int64",
+        "if bits <= 32 else torch.int64",
+        f"{JOBS} -k those_of_each_table",
+        kernels=True,
+    ),
+    Mutant(
         "a record builds the tiles of each table alone",
         "        run.value((), _PLANS, lambda: _launch(notes[_PLANS]))",
         "        pass",

@@ -38,8 +38,9 @@ class Buffers:
             taken = {i: t for i, t in memory.items() if rooms and self._is_launched(i, t)}
             self._writer = Writer(layout, taken, rooms) if taken else None
         self._copied: dict[torch.dtype, dict[int, Tensor]] = {}  # by torch
-        for i in memory.keys() - taken.keys():
-            self._copied.setdefault(memory[i].dtype, {})[i] = memory[i]
+        for i, buffer in memory.items():
+            if i not in taken:
+                self._copied.setdefault(buffer.dtype, {})[i] = buffer
 
     def _buffer(self, i: int, leaf: Tensor) -> Tensor:
         shape = self._layout.shape(i, leaf.shape, self.rooms)

@@ -8,8 +8,7 @@ recorded, fill it at their beginning: a record could not upload the addresses of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from torchweft.core.gpu.launcher import current_device
 from torchweft.core.recorded import Run
@@ -28,7 +27,10 @@ def tiles_planned(run: Run) -> Iterator[None]:
     Args:
         run: of a function that has the tables as arguments.
     """
-    notes: dict[Hashable, Any] = {_PLANS: []} if run.notes is None else run.notes
+    notes = run.notes
+    if notes is None:  # a call that is not recorded
+        yield
+        return
     if _PLANS in notes:
         run.value((), _PLANS, lambda: _launch(notes[_PLANS]))
     yield

@@ -81,10 +81,11 @@ def _row_of(order_ptr, i, live):
 def rest_kernel(
     table_ptr, order_ptr, place_ptr, rest_ptr, N, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """rest[HALF − 1 − k, place[table[k,i]]] = order[i]: the row of column i is read in turn.
+    """rest[HALF − 1 − k, place[table[k,i]]] = order[i]: rows of a mirrored table past its centre.
 
-    place[order[i]] = i.  Numbers that are not written are −1 before.  A program reads one offset of
-    BLOCK consecutive columns.  Bound: memory, 8 HALF N bytes.
+    If row order[i] reads row r at offset k, row r reads order[i] at offset K − 1 − k.  place is the
+    inverse of order.  The caller fills rest with −1.  A program reads one offset of BLOCK
+    consecutive columns.  Bound: memory, 8 HALF N bytes.
     """
     k, N = tl.program_id(0) % HALF, N.to(tl.int64)
     i = tl.program_id(0).to(tl.int64) // HALF * BLOCK + tl.arange(0, BLOCK)
