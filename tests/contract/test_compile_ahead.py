@@ -5,6 +5,7 @@ processes that stay behind, jobs for code that is on disk, an edited text that i
 """
 
 import functools
+import pickle
 import shutil
 import threading
 
@@ -125,6 +126,26 @@ def test_kernels_that_are_only_foreseen_are_not_compiled(driver, walked, process
     foreseen = kernel(ALONE.format(factor=7))
     compile_ahead(lambda: compile_together([Call(foreseen, [torch.zeros(64), torch.zeros(64)])]))
     assert (walked, processes, machine._begun) == ([], [], {})
+
+
+def test_jobs_of_more_work_are_compiled_first(monkeypatch):
+    """Seen red with: jobs in the order of their launches."""
+    taken, ready = [], threading.Event()
+    monkeypatch.setattr(workers, "most_workers", lambda: 1)
+    monkeypatch.setattr(workers, "_ready", lambda: ready.wait(60))
+    monkeypatch.setattr(workers, "_answer", lambda _, job: taken.append(pickle.loads(job)))
+    monkeypatch.setattr(workers, "_end", lambda _: None)
+    found = workers.Workers()
+    futures = [found.submit(work, work) for work in (2, 5, 3)]
+    ready.set()
+    found.close()
+    assert [future.result(60) for future in futures] == [None] * 3
+    assert taken == [5, 3, 2]
+
+
+def test_products_of_matrices_are_more_work():
+    rows, product = "x = tl.exp(x)\n" * 50, "z = tl.dot(x, y)\n" * 10
+    assert machine._work(product) > machine._work(rows) > machine._work(rows[:50])
 
 
 def test_what_a_process_cannot_compile_is_compiled_here_with_its_error(driver, walked, processes):

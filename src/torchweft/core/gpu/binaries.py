@@ -65,13 +65,14 @@ def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> st
         options: num_warps and num_stages.
     """
     name = device()
-    if name is None or _debugged():
+    if name is None:
         return None
     try:
+        tools = _tools()
         what, kinds = list(_made_of(kernel)), list(_kinds(kernel, arguments))
     except _UnknownError:
         return None
-    parts = (_versions(), _tools(), name, sorted(options.items()), what, kinds)
+    parts = (_versions(), tools, name, sorted(options.items()), what, kinds)
     return _digest(repr(parts))
 
 
@@ -132,26 +133,24 @@ def _stat(path: pathlib.Path) -> tuple[int, int]:
 
 
 def _tools() -> list[tuple[str, str, Any]]:
-    """Programs and libraries that environment variables substitute for Triton's own."""
+    """Programs and libraries that environment variables substitute for Triton's own.
+
+    Raises:
+        _UnknownError: variables or knobs of Triton are set that change or observe compilation.
+    """
     found = []
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("TRITON_") and name.endswith("_PATH"):
-            path = pathlib.Path(value)
-            found.append((name, value, _stat(path) if path.exists() else None))
-    return found
-
-
-def _debugged() -> bool:
-    """Whether variables or knobs of Triton are set that change or observe compilation."""
     for name in os.environ:
-        if (
-            name.startswith(VARIABLE_PREFIXES)
-            and name not in HARMLESS_VARIABLES
-            and not name.endswith("_PATH")
-        ):
-            return True
+        if not name.startswith(VARIABLE_PREFIXES) or name in HARMLESS_VARIABLES:
+            continue
+        if not name.endswith("_PATH"):
+            raise _UnknownError
+        if name.startswith("TRITON_"):
+            path = pathlib.Path(os.environ[name])
+            found.append((name, os.environ[name], _stat(path) if path.exists() else None))
     knobs = sys.modules.get("triton.knobs")
-    return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
+    if knobs and any(any(vars(getattr(knobs, group)).values()) for group in KNOBS):
+        raise _UnknownError
+    return sorted(found)
 
 
 # the function: texts of modules, which may not be imported yet
@@ -190,14 +189,17 @@ def _texts(source: str, seen: set[str]) -> Iterator[str]:
         yield from _texts(following, seen)
 
 
-def _imported(source: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=256)
+def _imported(source: str) -> tuple[str, ...]:
+    found = []
     for origin, module, more in IMPORT.findall(source):
         name = origin or module
         package = name.partition(".")[0]
         if more or package not in KNOWN:
             raise _UnknownError
         if package == "torchweft":
-            yield name
+            found.append(name)
+    return tuple(found)
 
 
 IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", re.M)

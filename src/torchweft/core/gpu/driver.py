@@ -93,11 +93,15 @@ def begin_apart(
         return False
     if name not in _begun and not has_code(name):
         alike = tuple(_pointer(a) if isinstance(a, Tensor) else a for a in arguments)
-        _begun[name] = future = workers.submit(
-            Job(kernel.origin, alike, dict(options), str(binaries.device()))
-        )
+        job = Job(kernel.origin, alike, dict(options), str(binaries.device()))
+        _begun[name] = future = workers.submit(job, _work(kernel.src))
         future.add_done_callback(functools.partial(_store, name, kernel, alike, options))
     return True
+
+
+def _work(text: str) -> float:
+    """How long a kernel takes to compile, roughly: products of matrices become long code."""
+    return len(text) * (10 if "dot(" in text or "add_product(" in text else 1)
 
 
 def _pointer(tensor: Tensor) -> Pointer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -18,18 +19,24 @@ __all__ = ["serve"]
 
 
 def serve() -> None:
-    """Answer each job of the standard input on the standard output: its code, or None."""
+    """Answer each job of the standard input on the standard output: its code, or None.
+
+    Before the first, None says that Triton is imported.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the caller ends the input
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a compiler prints is no answer
     sys.meta_path.insert(0, _WithoutTorch())
+    importlib.import_module("triton")
+    answer = None
     while True:
+        pickle.dump(answer, answers)
+        answers.flush()
         try:
             job = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump(_compiled(job), answers)
-        answers.flush()
+        answer = _compiled(job)
 
 
 def _compiled(job: Job) -> Code | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 import os
 import pickle
 import queue
@@ -56,6 +58,15 @@ def most_workers() -> int:
     return min(MOST_WORKERS, own)
 
 
+class _Waiting(NamedTuple):
+    """A job in the queue, which is sorted; the last entry of each process holds none."""
+
+    order: float
+    number: int
+    job: bytes
+    future: Future[Code | None] | None
+
+
 class Workers:
     """As many processes as there are jobs and processors.
 
@@ -64,16 +75,20 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[bytes, Future[Code | None]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._waiting = self.started = 0
 
-    def submit(self, job: Job) -> Future[Code | None]:
-        """Begin to compile a job."""
+    def submit(self, job: Job, work: float = 0) -> Future[Code | None]:
+        """Begin to compile a job.
+
+        Args:
+            job: the kernel.
+            work: jobs of more work are compiled first: the last one should not be the longest.
+        """
         future: Future[Code | None] = Future()
-        self._jobs.put((pickle.dumps(job), future))
+        self._jobs.put(_Waiting(-work, next(self._numbers), pickle.dumps(job), future))
         with self._lock:
             self._waiting += 1
             more = self.started < min(self._waiting, most_workers())
@@ -85,19 +100,18 @@ class Workers:
     def close(self) -> None:
         """Let the processes end after the jobs that were submitted."""
         for _ in range(self.started):
-            self._jobs.put(None)
+            self._jobs.put(_Waiting(math.inf, next(self._numbers), b"", None))
 
     def _serve(self) -> None:
-        process = None
-        while (item := self._jobs.get()) is not None:
-            job, future = item
+        process = _ready()
+        while (waiting := self._jobs.get()).future is not None:
             code = None
             try:
                 with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-                    process = process or _started()
-                    code = _answer(process, job)
+                    process = process or _ready()
+                    code = _answer(process, waiting.job) if process else None
             finally:
-                future.set_result(code)
+                waiting.future.set_result(code)
             with self._lock:
                 self._waiting -= 1
             if code is None:
@@ -112,6 +126,21 @@ def _started() -> subprocess.Popen[bytes]:
         raise FileNotFoundError("no Python is known that a process could run")
     command = [os.fsdecode(program), "-c", BEGIN.format(path=sys.path)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _ready() -> subprocess.Popen[bytes] | None:
+    """A process that has imported Triton: a job that it takes begins at once.
+
+    None if it could not be started.
+    """
+    process = None
+    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        process = _started()
+        assert process.stdout is not None
+        pickle.load(process.stdout)
+        return process
+    _end(process)
+    return None
 
 
 def _answer(process: subprocess.Popen[bytes], job: bytes) -> Code | None:

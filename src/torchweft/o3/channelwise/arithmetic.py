@@ -16,7 +16,8 @@ need no multiplication; the weight is multiplied by the divisor.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torchweft.o3.channelwise.calls import Call, Term
@@ -47,16 +48,24 @@ def value_name(slot: str, tensor: int, block: int, component: int) -> str:
     return f"{slot}{tensor}_{block}_{component}"
 
 
-def entries(product: Product, path: Path) -> tuple[list[Entry], float]:
+def entries(product: Product, path: Path) -> tuple[Sequence[Entry], float]:
     """The (a, b, m, C) of a path, and a factor to multiply them by."""
     blocks = product.x[path.x], product.y[path.y], product.z[path.z]
-    found = [e for e in entries_3j(*(b.degree for b in blocks)) if e[3]]
+    degrees = blocks[0].degree, blocks[1].degree, blocks[2].degree
     if path.w < 0:
-        return [(a, b, m, path.factor * c) for a, b, m, c in found], 1.0
+        return [(a, b, m, path.factor * c) for a, b, m, c in entries_3j(*degrees) if c], 1.0
+    found, unit = _in_units(degrees)
+    return found, _clean(path.factor * unit)
+
+
+@functools.cache
+def _in_units(degrees: tuple[int, int, int]) -> tuple[tuple[Entry, ...], float]:
+    """The nonzero entries of a 3j symbol over the magnitude that most of them have."""
+    found = [e for e in entries_3j(*degrees) if e[3]]
     sizes = collections.Counter(round(abs(c), 12) for *_, c in found)
     usual = sizes.most_common(1)[0][0]
     unit = next(abs(c) for *_, c in found if round(abs(c), 12) == usual)
-    return [(a, b, m, _clean(c / unit)) for a, b, m, c in found], _clean(path.factor * unit)
+    return tuple((a, b, m, _clean(c / unit)) for a, b, m, c in found), unit
 
 
 class Arithmetic:

@@ -133,8 +133,7 @@ def run_mix(
         with current_device(a):
             own = not shared and elements is None
             if not own and not launches.steps[-1].kernel.compiled:
-                trained = result != "w" and (a.requires_grad or b.requires_grad)
-                _compile(call, "tzw" if trained else result, every)
+                _compile(call, _results(result, a, b), every)
             launches(every)
     if recording():
         record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * a.shape[0] * mixing.products)
@@ -283,8 +282,16 @@ def _outer(call: _MixSignature) -> tuple[int, list[Step]]:
     ]
 
 
+def _results(result: str, a: Tensor, b: Tensor) -> str:
+    """Results whose kernels a call and its gradients run."""
+    if result == "w":
+        return result
+    by_rows = {"z": "t", "t": "z"}[result] if a.requires_grad else ""
+    return result + by_rows + ("w" if b.requires_grad else "")
+
+
 def _compile(call: _MixSignature, results: str, every: tuple[Tensor | None, ...]) -> None:
-    """Compile the kernels of some results together; training needs all three."""
+    """Compile the kernels of some results together."""
     like, order, starts = (every[n] for n in (A, ORDER, STARTS))
     assert like is not None
     calls = []

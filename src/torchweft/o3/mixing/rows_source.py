@@ -52,7 +52,7 @@ class CoupledPath(NamedTuple):
         return self.product.y[self.coupling.y]
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> Sequence[Entry]:
         """The (a, b, m, C)."""
         return entries(self.product, self.coupling)[0]
 

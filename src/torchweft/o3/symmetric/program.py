@@ -233,7 +233,8 @@ def _values(
 
 def _coupled(first: _Function, second: _Function, ir: Irrep) -> _Function:
     table = wigner_3j(first.ir.l, second.ir.l, ir.l, torch.float64, "cpu").numpy()
-    values = np.einsum("sa,sb,abm->sm", first.values, second.values, table, optimize=True)
+    pairs = first.values[:, :, None] * second.values[:, None]
+    values = pairs.reshape(len(pairs), -1) @ table.reshape(-1, ir.dim)
     return _Function(ir, values * ir.dim**0.5)
 
 
