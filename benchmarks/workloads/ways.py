@@ -22,9 +22,13 @@ class AtFirst:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Of inputs."""
+        return self.made(*inputs)(*inputs)
+
+    def made(self, *inputs: Tensor) -> Function:
+        """The function of inputs, without a call."""
         if self._function is None:
             self._function = self._make(*inputs)
-        return self._function(*inputs)
+        return self._function
 
 
 def captured(function: Function) -> Function:
