@@ -392,4 +392,16 @@ MUTANTS = [
         "_compiler().encode()",
         "tests/contract/test_machine_code.py",
     ),
+    Mutant(
+        "kernels of a call are compiled in the order of their launches",
+        "_Waiting(-work, ",
+        "_Waiting(0, ",
+        "tests/contract/test_compile_ahead.py",
+    ),
+    Mutant(
+        "code that is compiled under Triton's variables for debugging is kept",
+        '        if not name.endswith("_PATH"):\n            raise _UnknownError\n',
+        '        if not name.endswith("_PATH"):\n            continue\n',
+        "tests/contract/test_fingerprint.py",
+    ),
 ]
