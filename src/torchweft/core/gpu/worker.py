@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from torchweft.core.gpu.compiler import Code, code_of, lower, walk
-from torchweft.core.gpu.workers import Job
+from torchweft.core.gpu.workers import READY, Job
 
 __all__ = ["serve"]
 
@@ -21,22 +21,22 @@ __all__ = ["serve"]
 def serve() -> None:
     """Answer each job of the standard input on the standard output: its code, or None.
 
-    Before the first, None says that Triton is imported.
+    Before the first, a byte says that Triton is imported.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the caller ends the input
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a compiler prints is no answer
     sys.meta_path.insert(0, _WithoutTorch())
     importlib.import_module("triton")
-    answer = None
+    answers.write(READY)
+    answers.flush()
     while True:
-        pickle.dump(answer, answers)
-        answers.flush()
         try:
             job = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        answer = _compiled(job)
+        pickle.dump(_compiled(job), answers)
+        answers.flush()
 
 
 def _compiled(job: Job) -> Code | None:

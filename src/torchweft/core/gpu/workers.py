@@ -27,12 +27,16 @@ from typing import Any, NamedTuple
 from torchweft.core.gpu.compiler import Code
 from torchweft.core.printing.modules import Jitted
 
-__all__ = ["Job", "Workers", "most_workers"]
+__all__ = ["READY", "Job", "Workers", "most_workers"]
 
 MOST_WORKERS = 16
 """Processes of 200 MB each; more would wait for the longest kernel."""
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from torchweft.core.gpu.worker import serve; serve()"
+
+
+READY = b"\n"
+"""What a process writes once it has imported Triton."""
 
 
 class Job(NamedTuple):
@@ -134,11 +138,11 @@ def _ready() -> subprocess.Popen[bytes] | None:
     None if it could not be started.
     """
     process = None
-    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+    with contextlib.suppress(OSError):
         process = _started()
         assert process.stdout is not None
-        pickle.load(process.stdout)
-        return process
+        if process.stdout.read(1) == READY:
+            return process
     _end(process)
     return None
 
