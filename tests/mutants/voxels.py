@@ -30,6 +30,12 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "loops of a strided layer write voxels between its strides",
+        "found += (rest == steps[axis, j, 1]) & (place >= 0)",
+        "found += (place >= 0)",
+        "tests/contract/test_voxels_loops.py",
+    ),
+    Mutant(
         "a state whose weights are of other modules is returned as it is",
         "if layers and others and not {*layers} & {*owners}:",
         "if not modules:",

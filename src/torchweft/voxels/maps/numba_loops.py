@@ -99,15 +99,22 @@ def squeeze(keys):  # type: ignore[no-untyped-def]
 
 
 @jit
-def reach(rows, kernel, sizes, transposed, keys):  # type: ignore[no-untyped-def]
+def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-untyped-def]
     """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
 
-    kernel: (axes, 4): size, stride, dilation, and the offset of position 0.  The keys of a row are
-    the products of what it meets along each axis; those of the axes before the last are kept for
-    its line.
+    The keys of a row are the products of what it meets along each axis; those of the axes before
+    the last are kept for its line.
+
+    Args:
+        rows: (N, 1 + axes).
+        kernel: (axes, 2) size and stride.
+        steps: (axes, positions, 2) for `_along`.
+        sizes: (1 + axes,) of the box.
+        transposed: whether places are q stride + offset; else (q − offset) / stride.
+        keys: are filled.
     """
     last = kernel.shape[0] - 1
-    places, found = np.empty((last + 1, kernel[:, 0].max() + 1), np.int64), np.zeros(last, np.int64)
+    places, found = np.empty((last + 1, steps.shape[1] + 1), np.int64), np.zeros(last, np.int64)
     kept = np.empty(np.prod(kernel[:last, 0]), np.int64)
     met = count = 0
     for i in range(rows.shape[0]):
@@ -120,34 +127,38 @@ def reach(rows, kernel, sizes, transposed, keys):  # type: ignore[no-untyped-def
             size = sizes[1 + axis]
             if i == 0 or rows[i, 1 + axis] != rows[i - 1, 1 + axis]:
                 q = np.int64(rows[i, 1 + axis])
-                found[axis] = _along(q, axis, kernel, size, transposed, places)
+                found[axis] = _along(q, axis, kernel, steps, size, transposed, places)
             here = found[axis]
             for m in range(1, met + 1):  # from the last to the first: in place
                 prefix = kept[met - m] * size
                 for n in range(1, here + 1):
                     kept[(met - m + 1) * here - n] = prefix + places[axis, here - n]
             met *= here
-        here = _along(
-            np.int64(rows[i, 1 + last]), last, kernel, sizes[1 + last], transposed, places
-        )
+        q, size = np.int64(rows[i, 1 + last]), sizes[1 + last]
+        here = _along(q, last, kernel, steps, size, transposed, places)
         for m in range(met):
             for n in range(here):
-                keys[count] = kept[m] * sizes[1 + last] + places[last, n]
+                keys[count] = kept[m] * size + places[last, n]
                 count += 1
     return count
 
 
-@jit
-def _along(q, axis, kernel, size, transposed, places):  # type: ignore[no-untyped-def]
-    """Fill in the places from 0 to size − 1 that a coordinate meets along an axis; their number."""
-    stride, dilation, offset = kernel[axis, 1], kernel[axis, 2], kernel[axis, 3]
-    factor, divisor, sign = (stride, 1, 1) if transposed else (1, stride, -1)
+@numba.njit(inline="always", error_model="numpy")
+def _along(q, axis, kernel, steps, size, transposed, places):  # type: ignore[no-untyped-def]
+    """Fill in the places from 0 to size − 1 that a coordinate meets along an axis; their number.
+
+    A position of the kernel is met where the rest of q is its rest, at a step from q's quotient:
+    one division serves all positions.  Inlined: a call, which passes five values for each array,
+    takes longer than this.
+    """
+    stride = kernel[axis, 1]
+    quotient = q * stride if transposed else q // stride
+    rest = 0 if transposed else q - quotient * stride
     found = 0
     for j in range(kernel[axis, 0]):  # without branches: they are as good as random
-        distance = q * factor + sign * (offset + j * dilation)
-        place = distance // divisor
+        place = quotient + steps[axis, j, 0]
         places[axis, found] = place
-        found += (place * divisor == distance) & (place >= 0) & (place < size)
+        found += (rest == steps[axis, j, 1]) & (place >= 0) & (place < size)
     return found
 
 

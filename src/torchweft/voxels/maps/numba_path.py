@@ -78,17 +78,32 @@ def reached(rows: Tensor, sizes: Sequence[int], shape: Geometry) -> tuple[Tensor
     """
     from torchweft.voxels.maps import numba_loops
 
-    kernel = np.array([*zip(*shape[1:3], shape.dilation, (-b for b in shape.begin), strict=True)])
     most = 1  # voxels that one row meets: strided, of every s / gcd(s, dilation) positions one
-    for k, s, d, _ in kernel.tolist():
+    for k, s, d in zip(shape.kernel_size, shape.stride, shape.dilation, strict=True):
         most *= k if shape.transposed else -(-k * math.gcd(s, d) // s)
     room = most * len(rows) + shape.num_offsets + max(shape.kernel_size)
     keys, limits = np.empty(room, np.int64), np.array(sizes)
-    count = numba_loops.reach(rows.numpy(), kernel, limits, shape.transposed, keys)
+    kernel = np.array([*zip(shape.kernel_size, shape.stride, strict=True)])
+    count = numba_loops.reach(rows.numpy(), kernel, _steps(shape), limits, shape.transposed, keys)
     found = distinct(torch.from_numpy(keys[:count]), sizes)
     outputs = rows.new_empty(len(found), len(sizes))
     numba_loops.rows_of(found.numpy(), limits, outputs.numpy())
     return found, outputs
+
+
+def _steps(shape: Geometry) -> Array:
+    """(axes, positions, 2): quotient and rest of the offset of each position of the kernel.
+
+    Strided, a coordinate q meets (q − offset) / stride; transposed, q stride + offset.
+    """
+    steps = np.zeros((len(shape.kernel_size), max(shape.kernel_size), 2), np.int64)
+    for axis, (k, s) in enumerate(zip(shape.kernel_size, shape.stride, strict=True)):
+        offsets = np.arange(k) * shape.dilation[axis] - shape.begin[axis]
+        if shape.transposed:
+            steps[axis, :k, 0] = offsets
+        else:
+            steps[axis, :k, 0], steps[axis, :k, 1] = -(offsets // s), offsets % s
+    return steps
 
 
 Voxels = tuple[Tensor, Tensor]
