@@ -30,9 +30,9 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
-        "loops of a strided layer write voxels between its strides",
-        "found += (rest == steps[axis, j, 1]) & (place >= 0)",
-        "found += (place >= 0)",
+        "loops of a strided layer round offsets toward zero",
+        "-(offsets // s), offsets % s",
+        "-offsets // s, offsets % s",
         "tests/contract/test_voxels_loops.py",
     ),
     Mutant(

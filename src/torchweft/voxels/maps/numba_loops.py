@@ -102,7 +102,7 @@ def squeeze(keys):  # type: ignore[no-untyped-def]
 def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-untyped-def]
     """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
 
-    The keys of a row are the products of what it meets along each axis; those of the axes before
+    A key that follows itself is left out: the sort has fewer.  The keys of a row are the products of what it meets along each axis; those of the axes before
     the last are kept for its line.
 
     Args:
@@ -139,7 +139,7 @@ def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-unty
         for m in range(met):
             for n in range(here):
                 keys[count] = kept[m] * size + places[last, n]
-                count += 1
+                count += count == 0 or keys[count] != keys[count - 1]
     return count
 
 

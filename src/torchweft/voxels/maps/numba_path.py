@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -91,6 +92,7 @@ def reached(rows: Tensor, sizes: Sequence[int], shape: Geometry) -> tuple[Tensor
     return found, outputs
 
 
+@functools.lru_cache(maxsize=256)
 def _steps(shape: Geometry) -> Array:
     """(axes, positions, 2): quotient and rest of the offset of each position of the kernel.
 
