@@ -102,8 +102,8 @@ def squeeze(keys):  # type: ignore[no-untyped-def]
 def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-untyped-def]
     """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
 
-    A key that follows itself is left out: the sort has fewer.  The keys of a row are the products of what it meets along each axis; those of the axes before
-    the last are kept for its line.
+    The keys of a row are the products of what it meets along each axis; those of the axes before
+    the last are kept for its line.  A key that follows itself is left out: the sort has fewer.
 
     Args:
         rows: (N, 1 + axes).
