@@ -39,6 +39,7 @@ KNOWN = {
     ("products", "W5 uuu_seed"): "written with products alone; TensorProductConv is in suite o3",
     ("products", "P5 small"): "the launch of one kernel of 5 µs",
     ("voxels", "sphere64_map"): "short kernels, one after the other",
+    ("voxels_cpu", "sphere64_k2s2_map"): "Python, a third; the rest visits each voxel six times",
     ("o3_cpu", "fully_connected_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_l2_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_scalars_200"): "operators of torch, a few µs each",
