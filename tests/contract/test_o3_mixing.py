@@ -290,6 +290,20 @@ def test_few_rows_take_one_launch_in_each_direction(weights):
     assert names(lambda: torch.autograd.grad(z, linear.weight)) == summed
 
 
+@pytest.mark.parametrize("asked", ["", "t", "w", "tw"])
+def test_a_call_compiles_the_kernels_of_gradients_that_are_asked_for(asked, monkeypatch):
+    """Seen red with: kernels of weights' gradients for forces, which ask for none."""
+    begun = []
+    monkeypatch.setattr(mixing_launch, "compile_together", begun.extend)
+    m = ragged("mul_ir")
+    values = tensors(m, 5, True, torch.float32)
+    t, w = (values[slot].requires_grad_(slot in asked) for slot in "tw")
+    mixing_launch.run_mix(m, "z", t, w, True)
+    names = [call.kernel._kernel.__name__ for call in begun]
+    assert ("mixing_whole_outer" in names) == ("w" in asked)
+    assert names.count("mixing_product") == (2 if "t" in asked else 1)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_derivatives_of_second_order(shared):
     m = ragged("mul_ir")

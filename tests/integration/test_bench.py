@@ -24,6 +24,7 @@ from benchmarks.harness import (
 from benchmarks.harness.gate import exact_results, expected_results, worst_ratio
 from benchmarks.harness.phases import PHASES, cost
 from benchmarks.harness.roofline import GPUS, floor_ms
+from benchmarks.workloads.ways import AtFirst
 from tests.benches import CPU, DOT, Peer, dot_workload, measured
 from tests.cases.o3_workloads import ring_graph
 from torchweft.demo.models.potential import Settings
@@ -347,6 +348,16 @@ def test_rows_say_how_many_neighbours_are_right(monkeypatch, cells):
     ours, half = rows
     assert (ours.right, ours.bound_ratio <= 1) == (1.0, True)
     assert 0.0 < half.right < 0.5 < 1 < half.bound_ratio
+
+
+def test_a_function_is_made_once_and_before_its_call():
+    """Of first calls; seen red with a conversion in each call."""
+    made, called = [], []
+    function = AtFirst(lambda x: made.append(x) or (lambda y: called.append(y) or y))
+    function.made(1)
+    assert (made, called) == ([1], [])
+    assert function(2) == 2
+    assert (made, called) == ([1], [2])
 
 
 def test_first_calls_are_of_cases_and_phases_that_are_there(monkeypatch):

@@ -23,6 +23,13 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "a call compiles the kernels of weights' gradients that nobody asks for",
+        'return result + by_rows + ("w" if b.requires_grad else "")',
+        'return result + by_rows + "w"',
+        f"{MIXING} -k asked_for",
+        kernels=True,
+    ),
+    Mutant(
         "an energy without a gradient gives forces of zero",
         "if slope is None and len(vectors):",
         "if slope is None and not vectors.dim():",

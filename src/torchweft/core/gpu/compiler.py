@@ -91,7 +91,7 @@ def serves() -> bool:
 
 @functools.cache
 def _version() -> str:
-    """Triton's version, as its text says: its import takes a quarter of a second."""
+    """The version of Triton from its source text: an import would take a quarter of a second."""
     spec = importlib.util.find_spec("triton")
     assert spec is not None
     text = pathlib.Path(str(spec.origin)).read_text()

@@ -34,7 +34,6 @@ MOST_WORKERS = 16
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from torchweft.core.gpu.worker import serve; serve()"
 
-
 READY = b"\n"
 """What a process writes once it has imported Triton."""
 
@@ -84,7 +83,7 @@ class Workers:
         self._lock = threading.Lock()
         self._waiting = self.started = 0
 
-    def submit(self, job: Job, work: float = 0) -> Future[Code | None]:
+    def submit(self, job: Job, work: float) -> Future[Code | None]:
         """Begin to compile a job.
 
         Args:
