@@ -45,6 +45,10 @@ TABLES = {
     "work_ptr": "*i64",
 }
 ONES = {"stride_wd": 1}
+SPILLS = {("convolve", "fp32"): 5, ("weight_gradient", "fp32"): 5}
+SPILLS |= {("weight_gradient", "fp16"): 2, ("weight_gradient", "bf16"): 2}
+SPILLS |= {("listed_gradient", "fp16"): 2}
+"""Loads and stores outside of the loop over units, or offsets, with 128 channels or more."""
 SAME = {"listed_gradient": "weight_gradient", "few_gradient": "weight_gradient"}
 SAME |= dict.fromkeys(("finished", "inside", "few"), "convolve") | {"whole list": "list"}
 """Kernels with other arguments: a table that is not mirrored, or of few rows; other epilogues."""
@@ -63,7 +67,6 @@ PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "scan": ({}, preparation.SCANNED),
     "turn": ({"K": 27}, preparation.SCANNED),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((preparation.PANEL,))),
-    "share": ({"K": 27, "OFFSETS": 32}, Tile((preparation.SHARES_PER_PROGRAM,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
 }
 
@@ -87,6 +90,7 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
     elif name.endswith("gradient"):
         constants["PRECISION"] = precision
         tile = tiles.gradient_tile(channels, channels, size, gpu)
+        constants |= _even(channels, tile.blocks[0], tile.blocks[1])
     else:
         after = {"finished": FINISHED, "inside": INSIDE, "few": INSIDE}.get(name, PLAIN)
         constants |= after | {"PRECISION": precision}
@@ -95,7 +99,15 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)
-    return _build(name, constants, tile, kind, ONES)
+        else:
+            constants |= _even(channels, tile.blocks[2], tile.blocks[1])
+    made = _build(name, constants, tile, kind, ONES)
+    spills = SPILLS.get((name, kind), 0) if channels >= 128 else 0
+    return dataclasses.replace(made, spills=spills)
+
+
+def _even(channels: int, read: int, written: int) -> dict[str, bool]:
+    return {"EVEN_C": channels % read == 0, "EVEN_D": channels % written == 0}
 
 
 def _build(

@@ -382,6 +382,27 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "kernels: shares inside of an offset skip units of its pairs",
+        "step = tl.where(inside, (units - before) // size, 1)",
+        "step = tl.where(inside, (units - before) // size + 1, 1)",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: channels that do not fill a block are read unmasked",
+        "constants += (c % tile.blocks[2] == 0, d % tile.blocks[1] == 0)",
+        "constants += (True, d % tile.blocks[1] == 0)",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: a weight's gradient reads channels past the last unmasked",
+        "even = c % tile.blocks[0] == 0, d % tile.blocks[1] == 0",
+        "even = True, True",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
         "kernels: a weight's gradient is not turned",
         "acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)",
         "acc = tl.dot(tl.abs(tl.trans(x)), g, acc, input_precision=PRECISION, out_dtype=ACC)",

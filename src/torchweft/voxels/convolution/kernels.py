@@ -20,6 +20,7 @@ from torchweft.voxels.maps.gpu.tile_kernels import (
     lowest_bit,
     pairs_before,
     share_size,
+    units_before,
 )
 
 WIDEST_WRITTEN = tl.constexpr(64)
@@ -135,13 +136,15 @@ def convolve_kernel(
     K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
     ACTIVATION: tl.constexpr, EPS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EVEN_C: tl.constexpr, EVEN_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """y[o] = Σ_k x[sources[k,o]] w[k] (FLIP: w[K−1−k]), each group C channels to D.
 
     A program owns BLOCK_M sorted rows and BLOCK_N columns, and walks (offset that a row needs,
     block of channels).  The rows to read are prefetched by one step in registers: x then waits for
-    no other load of its step, and the pipeline holds num_stages blocks of x and of w.
+    no other load of its step, and the pipeline holds num_stages blocks of x and of w.  Where blocks
+    divide the channels (EVEN_C, EVEN_D), masks of channels are left out.
     Floor: 2 L C D flops, or x and y once.  Bound: tensor cores from C = 128 on, at fewer channels
     L2, where a row of x is read for each of its pairs.
     """
@@ -159,28 +162,33 @@ def convolve_kernel(
     c = tl.arange(0, BLOCK_K)
     lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
-    x_ptr += group * C
+    x_ptr += group * C + c
+    w_ptr += c[:, None] * stride_wc + n[None, :] * stride_wd
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for word in range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, PARTS)
         first_ptr = list_ptr + word * 32 * PANEL
         k = lowest_bit(rest)
         row = tl.load(first_ptr + k * PANEL)
-        chunk = 0
+        ch = 0
         for _ in range(count_bits(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
             offset = word * 32 + k
             if FLIP:
                 offset = K - 1 - offset
-            ch = chunk * BLOCK_K + c
-            x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + ch[None, :]
-            x = tl.load(x, mask=(row >= 0)[:, None] & (ch < C)[None, :], other=0.0)
-            w = w_ptr + offset.to(INT) * stride_wk
-            w += ch[:, None] * stride_wc + n[None, :] * stride_wd
-            w = tl.load(w, mask=(ch < C)[:, None] & (n < last)[None, :], other=0.0)
+            x_mask = (row >= 0)[:, None]
+            if not EVEN_C:
+                x_mask &= (ch + c < C)[None, :]
+            x = x_ptr[None, :] + (row.to(INT)[:, None] * stride_xr + ch)
+            x = tl.load(x, mask=x_mask, other=0.0)
+            w = w_ptr + (offset.to(INT) * stride_wk + ch * stride_wc)
+            if EVEN_C and EVEN_D:
+                w = tl.load(w)
+            else:
+                w = tl.load(w, mask=(ch + c < C)[:, None] & (n < last)[None, :], other=0.0)
             acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
-            ends = (chunk + 1) * BLOCK_K >= C
+            ends = ch + BLOCK_K >= C
             rest = tl.where(ends, rest & (rest - 1), rest)
-            chunk = tl.where(ends, 0, chunk + 1)
+            ch = tl.where(ends, 0, ch + BLOCK_K)
             k = lowest_bit(rest)
             row = tl.load(first_ptr + k * PANEL)
     _finish(
@@ -282,102 +290,117 @@ def depthwise_kernel(
 
 
 @triton.jit
-def _share(
-    totals_ptr, turns_ptr, turn, shares, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
-):
-    """(number, begin, end, first offset, last offset) of the share that a program computes.
-
-    WHOLE: a share is one offset, with the number 0, to which the offset is added.
-    """
+def _share(totals_ptr, number, shares, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr):
+    """(first offset, last offset, units) of a share of all units of pairs; WHOLE: an offset."""
     if WHOLE:
-        begin = pairs_before(totals_ptr, turn, K, OFFSETS)
-        return 0, begin, begin + tl.load(totals_ptr + turn), turn, turn
+        return number, number, 0
     else:
-        share = tl.load(turns_ptr + turn)
         size = share_size(totals_ptr, shares, K, OFFSETS)
         k = tl.arange(0, OFFSETS)
-        total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
-        begin = tl.minimum(share * size, tl.sum(total))
-        end = tl.minimum(begin + size, tl.sum(total))
-        ends = tl.cumsum(total, 0)
-        first = tl.sum((ends <= begin).to(tl.int32))
-        return share, begin, end, first, tl.sum((ends < end).to(tl.int32))
+        ends = tl.cumsum(tl.cdiv(tl.load(totals_ptr + k, mask=k < K, other=0), UNIT), 0)
+        first = tl.sum((ends <= number * size).to(tl.int32))
+        last = tl.sum((ends < (number + 1) * size).to(tl.int32))
+        return first, tl.minimum(last, K - 1), size
+
+
+@triton.jit
+def _units_of(
+    totals_ptr, k, number, size, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
+):
+    """(first, step, number) of the units of offset k's pairs that a share sums.
+
+    Shares that lie inside an offset take its units in turn: programs that run at the same time then
+    read about the same rows, from the L2 cache.
+    """
+    units = tl.cdiv(tl.load(totals_ptr + k), UNIT)
+    if WHOLE:
+        return 0, 1, units
+    else:
+        low = units_before(totals_ptr, k, K, OFFSETS)
+        first = tl.maximum(number * size - low, 0)
+        count = tl.minimum((number + 1) * size - low, units) - first
+        before = tl.cdiv(low, size) * size - low  # of the share that begins in an earlier offset
+        inside = count == size
+        step = tl.where(inside, (units - before) // size, 1)
+        return tl.where(inside, before + (first - before) // size, first), step, count
 
 
 @triton.jit
 def _pairs_of(
-    in_ptr, out_ptr, totals_ptr, k, low,
+    in_ptr, out_ptr, totals_ptr, k,
     K: tl.constexpr, OFFSETS: tl.constexpr, MIRRORED: tl.constexpr,
 ):
-    """Pointers to the inputs and the outputs of offset k's pairs; `low` pairs are before them.
+    """Pointers to the inputs and the outputs of offset k's pairs.
 
     MIRRORED: the offsets up to the centre are listed; those above have the same pairs swapped.
     """
     if MIRRORED:
         turned = k > K // 2
-        if turned:
-            low = pairs_before(totals_ptr, K - 1 - k, K, OFFSETS)
+        low = pairs_before(totals_ptr, tl.where(turned, K - 1 - k, k), K, OFFSETS)
         i_ptr = tl.where(turned, out_ptr, in_ptr) + low
         return i_ptr, tl.where(turned, in_ptr, out_ptr) + low
     else:
+        low = pairs_before(totals_ptr, k, K, OFFSETS)
         return in_ptr + low, out_ptr + low
 
 
 @triton.jit(do_not_specialize=["shares"])
 def weight_gradient_kernel(
-    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
     shares, C, D, groups, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, EVEN_C: tl.constexpr, EVEN_D: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; WHOLE: z[k], over all.
 
-    All pairs, offset by offset, are divided into equal shares, so that programs take the same time.
-    A program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each of its offsets;
-    s + k differs for all of these.  Rows are prefetched by one step, as in `convolve_kernel`.
+    All units of pairs, offset by offset, are divided into equal shares, so that programs take the
+    same time.  A program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each of
+    its offsets; s + k differs for all of these.  Rows are prefetched by one step, as in
+    `convolve_kernel`.
     Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 256 on, else memory: rows
-    come from L2 where shares that run at the same time read the same rows.
+    come from L2 where programs that run at the same time read the same rows.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     pid = tl.program_id(0)
     num_c, num_d = tl.cdiv(C, BLOCK_C), tl.cdiv(D, BLOCK_D)
-    turn = pid // (num_c * num_d * groups)
+    number = pid // (num_c * num_d * groups)
     group = pid // (num_c * num_d) % groups
     c = pid // num_d % num_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     d = pid % num_d * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
-    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
+    first, last, size = _share(totals_ptr, number, shares, K, OFFSETS, WHOLE)
     x_ptr += group * C + c[None, :]
     g_ptr += group * D + d[None, :]
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        low = pairs_before(totals_ptr, k, K, OFFSETS)
-        high = tl.minimum(end, low + tl.load(totals_ptr + k))
-        skip = tl.maximum(begin - low, 0)
-        left = (high - low - skip).to(tl.int32)
-        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
-        i_ptr += skip + lane
-        o_ptr += skip + lane
-        i = tl.load(i_ptr, mask=lane < left, other=-1).to(tl.int32)
-        o = tl.load(o_ptr, mask=lane < left, other=-1).to(tl.int32)
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, K, OFFSETS, MIRRORED)
+        count = tl.load(totals_ptr + k)
+        unit, step, units = _units_of(totals_ptr, k, number, size, K, OFFSETS, WHOLE)
+        pair = unit * UNIT + lane
+        i = tl.load(i_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
+        o = tl.load(o_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
         acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
-        for step in range(0, left, UNIT):
-            x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr
-            x = tl.load(x, mask=(i >= 0)[:, None] & (c < C)[None, :], other=0.0)
-            g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr
-            g = tl.load(g, mask=(o >= 0)[:, None] & (d < D)[None, :], other=0.0)
+        for _ in range(units):
+            x_mask, g_mask = (i >= 0)[:, None], (o >= 0)[:, None]
+            if not EVEN_C:
+                x_mask &= (c < C)[None, :]
+            if not EVEN_D:
+                g_mask &= (d < D)[None, :]
+            x = tl.load(x_ptr + i.to(INT)[:, None] * stride_xr, mask=x_mask, other=0.0)
+            g = tl.load(g_ptr + o.to(INT)[:, None] * stride_gr, mask=g_mask, other=0.0)
             acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)
-            following = step + UNIT
-            i = tl.load(i_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
-            o = tl.load(o_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
-        slot = (number + k).to(tl.int64)
+            pair += step * UNIT
+            i = tl.load(i_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
+            o = tl.load(o_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
+        slot = (k if WHOLE else number + k).to(tl.int64)
         z = z_ptr + (slot * C + c[:, None]) * (groups * D) + group * D + d[None, :]
         tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["shares"])
 def depthwise_gradient_kernel(
-    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
     shares, D, channels, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
     MIRRORED: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -386,29 +409,26 @@ def depthwise_gradient_kernel(
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     num_n = tl.cdiv(channels, BLOCK_N)
-    turn = tl.program_id(0) // num_n
+    number = tl.program_id(0) // num_n
     n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
+    first, last, size = _share(totals_ptr, number, shares, K, OFFSETS, WHOLE)
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        low = pairs_before(totals_ptr, k, K, OFFSETS)
-        high = tl.minimum(end, low + tl.load(totals_ptr + k))
-        skip = tl.maximum(begin - low, 0)
-        left = (high - low - skip).to(tl.int32)
-        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
-        i_ptr += skip + lane
-        o_ptr += skip + lane
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, K, OFFSETS, MIRRORED)
+        count = tl.load(totals_ptr + k)
+        unit, step, units = _units_of(totals_ptr, k, number, size, K, OFFSETS, WHOLE)
         acc = tl.zeros((UNIT, BLOCK_N), ACC)
-        for step in range(0, left, UNIT):
-            live = step + lane < left
-            i = tl.load(i_ptr + step, mask=live, other=0).to(tl.int32)
-            o = tl.load(o_ptr + step, mask=live, other=0).to(tl.int32)
+        for j in range(units):
+            pair = (unit + j * step) * UNIT + lane
+            live = pair < count
+            i = tl.load(i_ptr + pair, mask=live, other=0).to(tl.int32)
+            o = tl.load(o_ptr + pair, mask=live, other=0).to(tl.int32)
             mask = live[:, None] & (n < channels)[None, :]
             x = x_ptr + i.to(INT)[:, None] * stride_xr + (n // D)[None, :]
             x = tl.load(x, mask=mask, other=0.0).to(ACC)
             g = g_ptr + o.to(INT)[:, None] * stride_gr + n[None, :]
             acc += x * tl.load(g, mask=mask, other=0.0).to(ACC)
-        z = z_ptr + (number + k).to(tl.int64) * channels + n
+        z = z_ptr + (k if WHOLE else number + k).to(tl.int64) * channels + n
         tl.store(z, tl.sum(acc, axis=0).to(z_ptr.dtype.element_ty), mask=n < channels)
 
 
@@ -421,15 +441,15 @@ def reduce_kernel(
     num = tl.cdiv(size, BLOCK)
     k = tl.program_id(0) // num
     e = (tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK))[None, :]  # [1, BLOCK]
-    step = share_size(totals_ptr, shares, K, OFFSETS)
-    low = pairs_before(totals_ptr, k, K, OFFSETS)
-    first = low // step
-    last = first + tl.cdiv(low - first * step + tl.load(totals_ptr + k), step)
-    last = tl.where(tl.load(totals_ptr + k) > 0, last, first).to(tl.int32)
+    share_units = share_size(totals_ptr, shares, K, OFFSETS)
+    low = units_before(totals_ptr, k, K, OFFSETS)
+    units = tl.cdiv(tl.load(totals_ptr + k), UNIT)
+    begin = low // share_units
+    end = tl.where(units > 0, tl.cdiv(low + units, share_units), begin)
     acc = tl.zeros((BLOCK_S, BLOCK), z_ptr.dtype.element_ty)
-    for share in range(first.to(tl.int32), last, BLOCK_S):
+    for share in range(begin, end, BLOCK_S):
         number = (share + tl.arange(0, BLOCK_S)).to(tl.int64)[:, None]
-        z = tl.load(z_ptr + (number + k) * size + e, mask=(number < last) & (e < size), other=0.0)
+        z = tl.load(z_ptr + (number + k) * size + e, mask=(number < end) & (e < size), other=0.0)
         acc += z
     dw = tl.sum(acc, axis=0, keep_dims=True).to(dw_ptr.dtype.element_ty)
     tl.store(dw_ptr + k.to(tl.int64) * size + e, dw, mask=e < size)

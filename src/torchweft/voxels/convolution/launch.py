@@ -29,14 +29,12 @@ from torchweft.voxels.maps.gpu.tiles import (
     MOST_SORTED,
     PANEL,
     call_for_pairs,
-    call_for_shares,
     calls_for_tiles,
     kernel_for,
     padded,
     pair_dtype,
     pairs_of,
     tiles_of,
-    turns_of,
 )
 from torchweft.voxels.maps.kernel_map import KernelMap
 
@@ -175,6 +173,7 @@ def _convolver_of(
                 function = "convolve_kernel"
                 along = strides[3] == 1 and after.activation != "gelu"
                 tile = convolve_tile(c, d, size, along, gpu, few)
+                constants += (c % tile.blocks[2] == 0, d % tile.blocks[1] == 0)
             columns = groups * -(-d // tile.blocks[1])
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, x.device, kinds)
         found = kernel, columns, 2 * tile.blocks[0] // PANEL
@@ -291,7 +290,7 @@ def weight_gradient(
             read = table.contiguous()
             compile_together(_differentiator_calls(made, (x, g, dw), read, order, mirrored))
         pairs = pairs_of(table, order, k, mirrored)
-        tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, turns_of(pairs, k, shares))
+        tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals)
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
         if shares:
             programs = k * -(-dw[0].numel() // REDUCED.blocks[1])
@@ -315,14 +314,13 @@ def _differentiator_calls(
     """The calls of `weight_gradient`; any int32 tensor stands for one that does not exist yet."""
     kernel, reduction, _, shares = made
     x, g, dw = tensors
-    z, turns = _partial_sums(dw, shares, 0), table if shares else None
+    z = _partial_sums(dw, shares, 0)
     pairs = table.new_empty(0, dtype=pair_dtype(table.shape[1], mirrored))
     calls = [
-        Call(kernel, (x, g, z, pairs, pairs, table, turns), (shares,)),
+        Call(kernel, (x, g, z, pairs, pairs, table), (shares,)),
         call_for_pairs(table, order, len(dw), mirrored),
     ]
     if shares:
-        calls.append(call_for_shares(table, len(dw), shares))
         calls.append(Call(reduction, (z, dw, table), (shares,)))
     return calls
 
@@ -352,7 +350,8 @@ def _differentiator_of(
             tile = gradient_tile(c, d, size, gpu)
             matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
             function, numbers = "weight_gradient_kernel", (c, d, groups, *strides)
-            more = (_precision(precision, x.dtype, gpu),)
+            even = c % tile.blocks[0] == 0, d % tile.blocks[1] == 0
+            more = (_precision(precision, x.dtype, gpu), *even)
         most = _most_shares(k, matrix_tiles, tile)
         constants, where = (k, padded(k), most == 0, wide, mirrored, *more), (x.device, *kinds)
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)

@@ -62,10 +62,17 @@ def pairs_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
 
 
 @triton.jit
+def units_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Units of UNIT pairs of the offsets below k; the last of an offset may not be full."""
+    other = tl.arange(0, OFFSETS)
+    total = tl.load(totals_ptr + other, mask=(other < k) & (other < K), other=0)
+    return tl.sum(tl.cdiv(total, UNIT))
+
+
+@triton.jit
 def share_size(totals_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr):
-    """Pairs per share, a multiple of UNIT."""
-    size = tl.cdiv(tl.cdiv(pairs_before(totals_ptr, K, K, OFFSETS), shares), UNIT)
-    return tl.maximum(size, 1) * UNIT
+    """Units of pairs per share."""
+    return tl.maximum(tl.cdiv(units_before(totals_ptr, K, K, OFFSETS), shares), 1)
 
 
 @triton.jit
@@ -402,38 +409,3 @@ def _pair(
         for c in tl.static_range(4):
             tl.store(in_ptr + places[c], sources[c], mask=live[c])
             tl.store(out_ptr + places[c], row, mask=live[c])
-
-
-@triton.jit
-def _part_of(share, size, total, OFFSETS: tl.constexpr):
-    """The fraction of its offset at which each share begins, in [0, 1]; past the last pair, 2."""
-    begin = (share.to(tl.int64) * size)[:, None]  # [shares, 1]
-    end = tl.cumsum(total, 0)[None, :]  # [1, OFFSETS]
-    inside = (begin < end) & (begin >= end - total[None, :])
-    passed = (begin - end + total[None, :]).to(tl.float32)
-    part = passed / tl.maximum(total, 1).to(tl.float32)[None, :]
-    part = tl.sum(tl.where(inside, part, 0.0), axis=1)
-    return tl.where(share * size < tl.sum(total), part, 2.0)
-
-
-@triton.jit(do_not_specialize=["shares"])
-def share_kernel(
-    totals_ptr, turns_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
-):
-    """turns: shares of the pairs, sorted by the fraction of their offset at which they begin.
-
-    Shares that run at the same time then read about the same rows.  A program places BLOCK shares.
-    """
-    k = tl.arange(0, OFFSETS)
-    total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
-    size = share_size(totals_ptr, shares, K, OFFSETS)
-    lane = tl.arange(0, BLOCK)
-    share = tl.program_id(0) * BLOCK + lane
-    part = _part_of(share, size, total, OFFSETS)[:, None]
-    turn = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, shares, BLOCK):
-        other = first + lane
-        before = _part_of(other, size, total, OFFSETS)[None, :]
-        ahead = (before < part) | ((before == part) & (other[None, :] < share[:, None]))
-        turn += tl.sum((ahead & (other < shares)[None, :]).to(tl.int32), axis=1)
-    tl.store(turns_ptr + turn, share, mask=share < shares)

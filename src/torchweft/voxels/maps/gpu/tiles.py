@@ -36,7 +36,6 @@ __all__ = [
     "SearchRemains",
     "Tiles",
     "call_for_pairs",
-    "call_for_shares",
     "calls_for_tiles",
     "empty_pairs",
     "empty_rest",
@@ -52,7 +51,6 @@ __all__ = [
     "samples",
     "split_ints",
     "tiles_of",
-    "turns_of",
 ]
 
 PANEL = 128
@@ -63,9 +61,6 @@ ROWS_PER_SORT = 2**20
 
 MOST_SORTED = 2**18
 """Up to this many rows, tiles with most offsets run first; with more rows, L2 matters more."""
-
-SHARES_PER_PROGRAM = 32
-"""Shares of pairs per program."""
 
 MOST_RANKED = 2**14
 """Up to this many rows, rows are ranked by comparing all pairs: sorting needs more launches."""
@@ -143,13 +138,11 @@ class OffsetPairs(NamedTuple):
         inputs: rows that are read; undefined past the last pair.
         outputs: rows that are written.
         totals: (K,) pairs of each offset, may be longer.
-        turns: order of the shares of pairs, by the number of shares: see `share_kernel`.
     """
 
     inputs: Tensor
     outputs: Tensor
     totals: Tensor
-    turns: dict[int, Tensor]
 
 
 @dataclass(slots=True)
@@ -498,26 +491,7 @@ def empty_pairs(table: Tensor, made: Tiles, offsets: int, mirrored: bool) -> Off
     if made.seen is not None and not _unread(table):
         room = sum(made.seen.read(listed))
     inputs, outputs = split_ints(table, (room, room), pair_dtype(count, mirrored))
-    return OffsetPairs(inputs, outputs, made.totals, {})
-
-
-def turns_of(pairs: OffsetPairs, k: int, shares: int) -> Tensor | None:
-    """The order in which shares of pairs run; None without shares."""
-    if shares and shares not in pairs.turns:
-        turns = pairs.totals.new_empty(shares)
-        kernel = _share_kernel(k, turns.device)
-        kernel(-(-shares // SHARES_PER_PROGRAM), (pairs.totals, turns), (shares,))
-        pairs.turns[shares] = turns
-    return pairs.turns[shares] if shares else None
-
-
-def call_for_shares(table: Tensor, offsets: int, shares: int) -> Call:
-    """The call of `turns_of`."""
-    return Call(_share_kernel(offsets, table.device), (table, table), (shares,))
-
-
-def _share_kernel(k: int, device: torch.device) -> Kernel:
-    return _kernel("share", (k, padded(k)), Tile((SHARES_PER_PROGRAM,)), device)
+    return OffsetPairs(inputs, outputs, made.totals)
 
 
 def padded(size: int) -> int:
