@@ -1,4 +1,8 @@
-"""spconv-triton: spconv's layers in Triton, which tunes itself; `pip install spconv-triton`."""
+"""spconv-triton: spconv's layers in Triton, which tunes itself; `pip install spconv-triton`.
+
+It keeps its choices of tiles in Triton's cache.  Choices made while other programs used the GPU are
+slower: delete `*.autotune.json` there before a measurement.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "scan": ({}, preparation.SCANNED),
     "turn": ({"K": 27}, preparation.SCANNED),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((preparation.PANEL,))),
-    "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
+    "reduce": ({"K": 27, "OFFSETS": 32}, launch.reduced_tile(27, 528)),
 }
 
 
@@ -172,6 +172,13 @@ def test_code_does_not_grow_with_words_of_offsets(name: str) -> None:
     many = dataclasses.replace(made, constants=made.constants | {"K": 125})
     few, more = (statistics(compile_for(b, "sm_90"), "sm_90") for b in (made, many))
     assert not growth(few | {"code": more["code"]}, few)
+
+
+def test_rows_change_their_layout_once_a_step() -> None:
+    """A second time costs 7 % of a forward pass: seen with the mask of rows before addresses."""
+    text = compile_for(build("convolve", "fp16", 128, "sm_90"), "sm_90").asm["ttgir"]
+    begin = text.index("ttng.warp_group_dot ")
+    assert text[begin : text.index("scf.yield", begin)].count("ttg.convert_layout") == 1
 
 
 @pytest.mark.parametrize("name", ["key", "convolve", "weight_gradient"])

@@ -10,10 +10,11 @@ from torchweft.core.printing.modules import written
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
-from torchweft.voxels.convolution.launch import LEAST_UNITS, PAIRS_PER_UNIT, REDUCED
+from torchweft.voxels.convolution.launch import LEAST_UNITS, MOST_ADDED, PAIRS_PER_UNIT
 from torchweft.voxels.maps.gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -202,8 +203,18 @@ def test_strides():
 
 def test_a_gradient_of_more_shares_than_one_step_adds():
     """Two thirds of the pairs belong to one offset, whose shares fill two steps of the sum."""
-    n = REDUCED.blocks[0] * LEAST_UNITS * PAIRS_PER_UNIT
+    n = MOST_ADDED * LEAST_UNITS * PAIRS_PER_UNIT
     check_gradient("fp32", draw("fp32", n, 16), draw("fp32", n, 16), tables(3, n, n), None)
+
+
+@pytest.mark.parametrize("shares", [1, 20, 30])
+def test_a_gradient_of_few_shares(shares, monkeypatch):
+    """Their sums are added two, four and eight at a time."""
+    monkeypatch.setattr(launch, "_most_shares", lambda *_: shares)
+    monkeypatch.setattr(launch, "_differentiators", CallCache())
+    check_gradient(
+        "fp32", draw("fp32", 2000, 16), draw("fp32", 2000, 70), tables(9, 2000, 2000), None
+    )
 
 
 def test_nothing_to_sum():

@@ -175,10 +175,11 @@ def convolve_kernel(
             offset = word * 32 + k
             if FLIP:
                 offset = K - 1 - offset
+            # addresses before masks: in the other order `row` changes its layout twice
+            x = x_ptr[None, :] + (row.to(INT)[:, None] * stride_xr + ch)
             x_mask = (row >= 0)[:, None]
             if not EVEN_C:
                 x_mask &= (ch + c < C)[None, :]
-            x = x_ptr[None, :] + (row.to(INT)[:, None] * stride_xr + ch)
             x = tl.load(x, mask=x_mask, other=0.0)
             w = w_ptr + (offset.to(INT) * stride_wk + ch * stride_wc)
             if EVEN_C and EVEN_D:

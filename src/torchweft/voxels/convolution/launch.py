@@ -47,6 +47,7 @@ __all__ = [
     "fold_tile",
     "gradient_tile",
     "prepare",
+    "reduced_tile",
     "turned",
     "weight_gradient",
 ]
@@ -63,8 +64,8 @@ PAIRS_PER_UNIT = 64
 LEAST_UNITS = 8
 """Fewest units of pairs that are worth partial sums of their own, if every pair exists."""
 
-REDUCED = Tile((16, 128))
-"""Shares and elements that a program adds up at once."""
+MOST_ADDED = 16
+"""Most shares that a program adds up at once."""
 
 _CONV_KERNELS = "convolution.kernels."
 
@@ -284,17 +285,16 @@ def weight_gradient(
     g = g if g.stride(1) == 1 else g.contiguous()
     with current_device(x):
         made = _differentiator_of(x, g, dw, groups, precision, mirrored)
-        kernel, reduction, matrix_tiles, shares = made
+        kernel, shares = made.kernel, made.shares
         z = _partial_sums(dw, shares, shares + k)
         if not kernel.compiled:
             read = table.contiguous()
             compile_together(_differentiator_calls(made, (x, g, dw), read, order, mirrored))
         pairs = pairs_of(table, order, k, mirrored)
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals)
-        kernel((shares or k) * matrix_tiles, tensors, (shares,))
+        kernel((shares or k) * made.matrix_tiles, tensors, (shares,))
         if shares:
-            programs = k * -(-dw[0].numel() // REDUCED.blocks[1])
-            reduction(programs, (z, dw, pairs.totals), (shares,))
+            made.reduction(made.reductions, (z, dw, pairs.totals), (shares,))
     return dw
 
 
@@ -304,35 +304,52 @@ def _partial_sums(dw: Tensor, shares: int, count: int) -> Tensor:
     return dw.new_empty((count, *dw.shape[1:]), dtype=dtype) if shares else dw
 
 
+class _Differentiator(NamedTuple):
+    """The kernels of a weight's gradient.
+
+    Args:
+        kernel: sums a tile of a matrix over a share of the pairs.
+        matrix_tiles: of all groups.
+        reduction: adds up the sums of shares.
+        reductions: programs of it.
+        shares: of the pairs; 0: a program sums all pairs of an offset.
+    """
+
+    kernel: Kernel
+    matrix_tiles: int
+    reduction: Kernel
+    reductions: int
+    shares: int
+
+
 def _differentiator_calls(
-    made: tuple[Kernel, Kernel, int, int],
+    made: _Differentiator,
     tensors: tuple[Tensor, Tensor, Tensor],
     table: Tensor,
     order: Tensor | None,
     mirrored: bool,
 ) -> list[Call]:
     """The calls of `weight_gradient`; any int32 tensor stands for one that does not exist yet."""
-    kernel, reduction, _, shares = made
-    x, g, dw = tensors
+    (x, g, dw), shares = tensors, made.shares
     z = _partial_sums(dw, shares, 0)
     pairs = table.new_empty(0, dtype=pair_dtype(table.shape[1], mirrored))
     calls = [
-        Call(kernel, (x, g, z, pairs, pairs, table), (shares,)),
+        Call(made.kernel, (x, g, z, pairs, pairs, table), (shares,)),
         call_for_pairs(table, order, len(dw), mirrored),
     ]
     if shares:
-        calls.append(Call(reduction, (z, dw, table), (shares,)))
+        calls.append(Call(made.reduction, (z, dw, table), (shares,)))
     return calls
 
 
-_differentiators: CallCache[tuple[Kernel, Kernel, int, int]] = CallCache()
-"""For any number of rows: the kernels, the tiles of a matrix, and the most shares."""
+_differentiators: CallCache[_Differentiator] = CallCache()
+"""For any number of rows, with the most shares."""
 
 
 def _differentiator_of(
     x: Tensor, g: Tensor, dw: Tensor, groups: int, precision: str, mirrored: bool
-) -> tuple[Kernel, Kernel, int, int]:
-    """(kernel, reduction, tiles of a matrix, shares), cached by signature."""
+) -> _Differentiator:
+    """The kernels for tensors, cached by signature."""
     (k, c, channels), rows, strides = dw.shape, len(g), (x.stride(0), g.stride(0))
     wide, kinds = max(_extent(x), _extent(g)) >= 2**31, (x.dtype, pair_dtype(rows, mirrored))
     key = (x.device, *kinds, k, c, channels, *strides, groups, precision, wide, mirrored)
@@ -355,12 +372,13 @@ def _differentiator_of(
         most = _most_shares(k, matrix_tiles, tile)
         constants, where = (k, padded(k), most == 0, wide, mirrored, *more), (x.device, *kinds)
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)
-        name, numbers = _CONV_KERNELS + "reduce_kernel", (c * channels,)
-        reduction = kernel_for(name, numbers, constants[:2], REDUCED, x.device, x.dtype)
-        found = kernel, reduction, matrix_tiles, most
+        tile, name, size = reduced_tile(k, most), _CONV_KERNELS + "reduce_kernel", c * channels
+        reduction = kernel_for(name, (size,), constants[:2], tile, x.device, x.dtype)
+        reductions = k * -(-size // tile.blocks[1])
+        found = _Differentiator(kernel, matrix_tiles, reduction, reductions, most)
         _differentiators.keep(key, found)
     worthwhile = rows * k // (LEAST_UNITS * PAIRS_PER_UNIT) + 1
-    return *found[:3], min(found[3], worthwhile)
+    return found._replace(shares=min(found.shares, worthwhile))
 
 
 def _precision(precision: str, dtype: torch.dtype, gpu: Gpu) -> str:
@@ -452,6 +470,13 @@ def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
         tile = Tile((_side(c, 128), _side(d, 128)), 4, 3)
     blocks = (*tile.blocks, PAIRS_PER_UNIT)
     return tile._replace(num_stages=_fit(tile._replace(blocks=blocks), itemsize, gpu).num_stages)
+
+
+def reduced_tile(offsets: int, shares: int) -> Tile:
+    """(BLOCK_S, BLOCK) of `reduce_kernel`: an offset's shares at once, if not many."""
+    of_offset = shares // offsets + 2  # with those that begin or end in other offsets
+    added = min(1 << (of_offset - 1).bit_length(), MOST_ADDED)
+    return Tile((added, 2048 // added))
 
 
 def _most_shares(offsets: int, matrix_tiles: int, tile: Tile) -> int:
