@@ -55,10 +55,11 @@ compile: $(READY)  ## every kernel built for sm_90, against the snapshot; MATRIX
 
 setup: $(READY)  ## what the other targets need
 
-lint: $(READY)  ## format, style, imports
+lint: $(READY)  ## format, style, imports, places of mutants
 	$(RUN) -m ruff format --check -q .
 	$(RUN) -m ruff check -q .
 	$(RUN) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+	$(RUN) -m tests.mutants --places
 
 types: $(READY)  ## mypy, strict
 	$(RUN) -m mypy
