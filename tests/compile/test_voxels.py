@@ -175,7 +175,7 @@ def test_code_does_not_grow_with_words_of_offsets(name: str) -> None:
 
 
 def test_rows_change_their_layout_once_a_step() -> None:
-    """A second time costs 7 % of a forward pass: seen with the mask of rows before addresses."""
+    """Seen red with the mask of rows before their addresses, which is slower on a GPU."""
     text = compile_for(build("convolve", "fp16", 128, "sm_90"), "sm_90").asm["ttgir"]
     begin = text.index("ttng.warp_group_dot ")
     assert text[begin : text.index("scf.yield", begin)].count("ttg.convert_layout") == 1

@@ -403,6 +403,21 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "kernels: too few programs add up the shares of a weight's gradient",
+        "c * channels // reduced.blocks[1]",
+        "c * channels // 2048",
+        f"{KERNELS} -k few_shares",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: rows are masked before their addresses are computed",
+        "            x = x_ptr[None, :] + (row.to(INT)[:, None] * stride_xr + ch)\n"
+        "            x_mask = (row >= 0)[:, None]\n",
+        "            x_mask = (row >= 0)[:, None]\n"
+        "            x = x_ptr[None, :] + (row.to(INT)[:, None] * stride_xr + ch)\n",
+        "tests/compile/test_voxels.py -k layout",
+    ),
+    Mutant(
         "kernels: a weight's gradient is not turned",
         "acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)",
         "acc = tl.dot(tl.abs(tl.trans(x)), g, acc, input_precision=PRECISION, out_dtype=ACC)",

@@ -306,14 +306,13 @@ def _share(totals_ptr, number, shares, K: tl.constexpr, OFFSETS: tl.constexpr, W
 
 @triton.jit
 def _units_of(
-    totals_ptr, k, number, size, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
+    totals_ptr, k, units, number, size, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """(first, step, number) of the units of offset k's pairs that a share sums.
+    """Which of the `units` units of offset k's pairs a share sums: (first, step, number).
 
     Shares that lie inside an offset take its units in turn: programs that run at the same time then
     read about the same rows, from the L2 cache.
     """
-    units = tl.cdiv(tl.load(totals_ptr + k), UNIT)
     if WHOLE:
         return 0, 1, units
     else:
@@ -377,7 +376,9 @@ def weight_gradient_kernel(
     for k in range(first, last + 1):
         i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, K, OFFSETS, MIRRORED)
         count = tl.load(totals_ptr + k)
-        unit, step, units = _units_of(totals_ptr, k, number, size, K, OFFSETS, WHOLE)
+        unit, step, units = _units_of(
+            totals_ptr, k, tl.cdiv(count, UNIT), number, size, K, OFFSETS, WHOLE
+        )
         pair = unit * UNIT + lane
         i = tl.load(i_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
         o = tl.load(o_ptr + pair, mask=pair < count, other=-1).to(tl.int32)
@@ -417,7 +418,9 @@ def depthwise_gradient_kernel(
     for k in range(first, last + 1):
         i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, K, OFFSETS, MIRRORED)
         count = tl.load(totals_ptr + k)
-        unit, step, units = _units_of(totals_ptr, k, number, size, K, OFFSETS, WHOLE)
+        unit, step, units = _units_of(
+            totals_ptr, k, tl.cdiv(count, UNIT), number, size, K, OFFSETS, WHOLE
+        )
         acc = tl.zeros((UNIT, BLOCK_N), ACC)
         for j in range(units):
             pair = (unit + j * step) * UNIT + lane

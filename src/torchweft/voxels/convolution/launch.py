@@ -294,7 +294,7 @@ def weight_gradient(
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals)
         kernel((shares or k) * made.matrix_tiles, tensors, (shares,))
         if shares:
-            made.reduction(made.reductions, (z, dw, pairs.totals), (shares,))
+            made.reduction(made.reduction_programs, (z, dw, pairs.totals), (shares,))
     return dw
 
 
@@ -309,16 +309,16 @@ class _Differentiator(NamedTuple):
 
     Args:
         kernel: sums a tile of a matrix over a share of the pairs.
-        matrix_tiles: of all groups.
+        matrix_tiles: tiles of one offset's matrices, of all groups.
         reduction: adds up the sums of shares.
-        reductions: programs of it.
+        reduction_programs: how many programs that takes.
         shares: of the pairs; 0: a program sums all pairs of an offset.
     """
 
     kernel: Kernel
     matrix_tiles: int
     reduction: Kernel
-    reductions: int
+    reduction_programs: int
     shares: int
 
 
@@ -372,10 +372,10 @@ def _differentiator_of(
         most = _most_shares(k, matrix_tiles, tile)
         constants, where = (k, padded(k), most == 0, wide, mirrored, *more), (x.device, *kinds)
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)
-        tile, name, size = reduced_tile(k, most), _CONV_KERNELS + "reduce_kernel", c * channels
-        reduction = kernel_for(name, (size,), constants[:2], tile, x.device, x.dtype)
-        reductions = k * -(-size // tile.blocks[1])
-        found = _Differentiator(kernel, matrix_tiles, reduction, reductions, most)
+        reduced, name = reduced_tile(k, most), _CONV_KERNELS + "reduce_kernel"
+        reduction = kernel_for(name, (c * channels,), constants[:2], reduced, x.device, x.dtype)
+        programs = k * -(-c * channels // reduced.blocks[1])
+        found = _Differentiator(kernel, matrix_tiles, reduction, programs, most)
         _differentiators.keep(key, found)
     worthwhile = rows * k // (LEAST_UNITS * PAIRS_PER_UNIT) + 1
     return found._replace(shares=min(found.shares, worthwhile))
