@@ -21,6 +21,7 @@ from torchweft.testing.bounds import assert_within_bound
 from torchweft.testing.contract import Case, assert_same_bits
 from torchweft.voxels import reference
 from torchweft.voxels.convolution.functions import sparse_conv
+from torchweft.voxels.convolution.launch import LEAST_IN_THIRDS
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["CHANNELS", "Cloud", "Layer", "door_cases", "make_case", "suite"]
@@ -194,6 +195,7 @@ def layer_cases() -> list[Case]:
         make_case("two axes", Layer((3, 3), "strided", 2, 1), (12, 11)),
         make_case("four axes", Layer((3, 2, 3, 1)), (4, 4, 3, 3)),
         make_case("four axes strided", Layer((2, 3, 2, 2), "strided", 2, 1), (4, 4, 3, 3)),
+        make_case("in thirds", Layer(CUBE), BOX, channels=(16, LEAST_IN_THIRDS)),
         make_case("past a tile", Layer(CUBE), (11, 11, 11), channels=(16, 16), batch=1),
     ]
 
@@ -288,6 +290,6 @@ def suite() -> Suite:
     """The voxels' part of `make check`."""
     layers, groups = layer_cases(), group_cases()
     cases = channel_cases() + layers + groups + edge_cases()
-    full = [layers[1], layers[6], layers[9], layers[18], groups[0], groups[2], groups[3]]
+    full = [layers[1], layers[6], layers[9], layers[-1], groups[0], groups[2], groups[3]]
     large = (check_large_offsets,)
     return Suite(cases, full, small_cases(), door_cases(), large, backends=("torch",))

@@ -50,12 +50,14 @@ SPILLS |= {("weight_gradient", "fp16"): 2, ("weight_gradient", "bf16"): 2}
 SPILLS |= {("listed_gradient", "fp16"): 2}
 """Loads and stores outside of the loop over units, or offsets, with 128 channels or more."""
 SAME = {"listed_gradient": "weight_gradient", "few_gradient": "weight_gradient"}
-SAME |= dict.fromkeys(("finished", "inside", "few"), "convolve") | {"whole list": "list"}
+SAME |= dict.fromkeys(("finished", "inside", "few", "passed"), "convolve") | {"whole list": "list"}
 """Kernels with other arguments: a table that is not mirrored, or of few rows; other epilogues."""
 PLAIN = {"FLIP": False, "ACTIVATION": None, "EPS": 0.0}
 PLAIN |= dict.fromkeys(("scale_ptr", "residual_ptr", "mean_ptr", "var_ptr"))
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu", "EPS": 1e-5}
 INSIDE = FINISHED | {"ACTIVATION": "relu"}
+PASSED = {name: value for name, value in PLAIN.items() if name != "residual_ptr"}
+PASSED |= {"shift_ptr": None}
 KEY = {"SAMPLES": 256, "NEAR": preparation.ROWS_PER_SORT}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "rest": ({"HALF": 13}, preparation.RESTED),
@@ -92,7 +94,9 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
         tile = tiles.gradient_tile(channels, channels, size, gpu)
         constants |= _even(channels, tile.blocks[0], tile.blocks[1])
     else:
-        after = {"finished": FINISHED, "inside": INSIDE, "few": INSIDE}.get(name, PLAIN)
+        after = {"finished": FINISHED, "inside": INSIDE, "few": INSIDE, "passed": PASSED}.get(
+            name, PLAIN
+        )
         constants |= after | {"PRECISION": precision}
         along, few = name != "finished", name == "few"
         tile = tiles.convolve_tile(channels, channels, size, along, gpu, few)
@@ -113,7 +117,7 @@ def _even(channels: int, read: int, written: int) -> dict[str, bool]:
 def _build(
     name: str, constants: dict[str, Any], tile: Tile, kind: str, ones: dict[str, int]
 ) -> Build:
-    dtype, few = kind.replace("tf32", "fp32"), name == "few_gradient"
+    dtype, few, passed = kind.replace("tf32", "fp32"), name == "few_gradient", name == "passed"
     name = SAME.get(name, name)
     module = preparation_kernels if hasattr(preparation_kernels, f"{name}_kernel") else kernels
     kernel = getattr(module, f"{name}_kernel")
@@ -126,6 +130,7 @@ def _build(
     data = dict.fromkeys(ours, dtype)
     data |= {"z_ptr": "fp64" if dtype == "fp64" else "fp32", "dw_ptr": "fp16"}
     data |= dict.fromkeys(("in_ptr", "out_ptr"), "i16" if few else "i32")
+    data |= dict.fromkeys(("y_ptr", "residual_ptr"), "fp32") if passed else {}
     types = {
         n: TABLES.get(n, f"*{data.get(n, 'i32')}") if n.endswith("_ptr") else "i32"
         for n in names
@@ -154,6 +159,7 @@ CASES += [
 CASES += [(n, "fp16", c, "sm_90") for n in ("listed_gradient", "few_gradient") for c in (64, 128)]
 CASES += [(n, "fp16", c, "sm_90") for n in ("finished", "inside") for c in (64, 96, 128, 256)]
 CASES += [("few", "fp16", c, "sm_90") for c in (96, 128, 256)]
+CASES += [("passed", "fp16", 256, "sm_90")]
 CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
 
 

@@ -191,6 +191,32 @@ def test_activations(activation):
     assert_as_accurate(found[~bad], exact, noise)
 
 
+THIRDS = [
+    ({}, 3),
+    ({"flip": True, "after": Epilogue(shift=draw("fp16", 24, seed=4), activation="relu")}, 3),
+    ({"after": Epilogue(residual=draw("fp16", 150, 24, seed=4))}, 1),
+    ({"after": Epilogue(scale=draw("fp32", 24, seed=4))}, 1),
+]
+
+
+@pytest.mark.parametrize(("other", "passes"), THIRDS)
+@pytest.mark.parametrize("kind", ["fp16", "fp64"])
+def test_sums_over_thirds_of_the_offsets(kind, other, passes, monkeypatch):
+    """Each third has its own order of rows; sums are rounded once.  31 is no multiple of 3."""
+    asked = []
+    monkeypatch.setattr(
+        launch, "tiles_of_parts", lambda *given: asked.append(given[-1]) or parts_of(*given)
+    )
+    for offsets in (27, 31):
+        sources, c = tables(offsets, 90, 150), launch.LEAST_IN_THIRDS
+        weight = draw(kind, offsets, c, 24, seed=3)
+        check_convolve(kind, draw(kind, 90, c), weight, sources, None, **other)
+    assert asked == [passes] * 2
+
+
+parts_of = preparation.tiles_of_parts
+
+
 def test_strides():
     sources = tables(9, 60, 90)
     x, g = draw("fp32", 20, 60).mT, draw("fp32", 90, 1).expand(90, 36)

@@ -19,6 +19,7 @@ from tests.recorders import captured
 from torchweft import voxels
 from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.testing.sanitizer import reaching
+from torchweft.voxels.convolution import launch
 from torchweft.voxels.maps import together
 from torchweft.voxels.maps.gpu import jobs, tiles
 from torchweft.voxels.norms import functions, torch_path
@@ -96,9 +97,11 @@ def assert_as_plain(found, exact, plain):
     assert_as_accurate(own, right, torch.cat(noise))
 
 
-@pytest.mark.parametrize("sort", [False, True])
-def test_values(sort):
+@pytest.mark.parametrize(("sort", "thirds"), [(False, False), (True, False), (False, True)])
+def test_values(sort, thirds, monkeypatch):
     """Seen red with: an order whose padding names rows twice."""
+    if thirds:
+        monkeypatch.setattr(launch, "LEAST_IN_THIRDS", 16)
     net = network(norms=False)
     wide = copy.deepcopy(net).double()
     first = prepared(net, 0, sort=sort)

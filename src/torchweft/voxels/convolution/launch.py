@@ -8,7 +8,6 @@ sums too, so results depend on shapes, never on the load of the machine.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +34,7 @@ from torchweft.voxels.maps.gpu.tiles import (
     pair_dtype,
     pairs_of,
     tiles_of,
+    tiles_of_parts,
 )
 from torchweft.voxels.maps.kernel_map import KernelMap
 
@@ -66,6 +66,12 @@ LEAST_UNITS = 8
 
 MOST_ADDED = 16
 """Most shares that a program adds up at once."""
+
+THIRDS = range(17, 32)
+"""Numbers of offsets that may be summed in three parts."""
+
+LEAST_IN_THIRDS = 1024
+"""Fewest channels read for which tiles of a third of the offsets outweigh passing on the sums."""
 
 _CONV_KERNELS = "convolution.kernels."
 
@@ -121,18 +127,61 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    steps = [None if t is None else t.contiguous() for t in after[:5]]
+    after = after.contiguous()
     with current_device(x):
-        kernel, programs, parts = _convolver_of((x, weight, y), groups, precision, after, flip)
-        if not kernel.compiled:
+        made = _passes_of(x, weight, y, groups, precision, after, flip)
+        if not all(each.kernel.compiled for each in made):
             read = table.contiguous()
             tiled = calls_for_tiles(read, order, len(weight))
-            calls = [_convolver_call(kernel, (x, weight, y), steps, read), *tiled]
-            compile_together(calls)
-        made = tiles_of(table, order, weight.shape[0])
-        tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
-        kernel(programs, (x, weight, y, *steps, *tables))
+            compile_together([*(_convolver_call(each, x, weight, read) for each in made), *tiled])
+        tiles = tiles_of_parts(table, order, len(weight), len(made))
+        for each, of in zip(made, tiles, strict=True):
+            tables = (of.lists, of.halves, of.rows, of.turns[each.halves - 1])
+            each.kernel(each.programs, (x, weight, each.y, *each.after[:5], *tables))
     return y
+
+
+class _Pass(NamedTuple):
+    """A launch of a convolution, over all offsets or a part of them.
+
+    Args:
+        kernel: sums a tile over the offsets.
+        programs: how many that takes.
+        halves: of a panel per tile.
+        y: what it writes.
+        after: is applied to the sums.
+    """
+
+    kernel: Kernel
+    programs: int
+    halves: int
+    y: Tensor
+    after: Epilogue
+
+
+def _passes_of(
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    groups: int,
+    precision: str,
+    after: Epilogue,
+    flip: bool,
+) -> list[_Pass]:
+    """One launch, or with many channels one for each third of the offsets.
+
+    The next third adds what it finds as a residual: the sums so far, in float32 at least.
+    """
+    steps = [(y, after)]
+    plain = all(step is None for step in (after.scale, after.residual, after.var))
+    if plain and len(weight) in THIRDS and weight.shape[1] >= LEAST_IN_THIRDS:
+        sums = torch.empty_like(y, dtype=torch.promote_types(y.dtype, torch.float32))
+        so_far = Epilogue(residual=sums)
+        steps = [(sums, NO_EPILOGUE), (sums, so_far), (y, after._replace(residual=sums))]
+    return [
+        _Pass(*_convolver_of((x, weight, out), groups, precision, step, flip), out, step)
+        for out, step in steps
+    ]
 
 
 _convolvers: CallCache[tuple[Kernel, int, int]] = CallCache()
@@ -151,7 +200,7 @@ def _convolver_of(
     slots = -(-len(y) // PANEL) * PANEL
     wide = max(_extent(x), y.numel(), weight.numel(), slots * k) >= 2**31
     dtypes = [None if t is None else t.dtype for t in after[:5]]
-    kinds = (x.dtype, *dtypes, slots > MOST_SORTED)
+    kinds = (x.dtype, y.dtype, *dtypes, slots > MOST_SORTED)
     flags = (flip, wide, after.activation, after.eps)
     gpu = _gpu_of(x.device)
     few = slots // PANEL * -(-channels // PANEL) < 2 * gpu.processors
@@ -183,15 +232,10 @@ def _convolver_of(
     return kernel, slots // (PANEL // 2) // parts * columns, parts
 
 
-def _convolver_call(
-    kernel: Kernel,
-    operands: tuple[Tensor, Tensor, Tensor],
-    after: Sequence[Tensor | None],
-    table: Tensor,
-) -> Call:
-    """A convolution's arguments; any int32 tensor stands for tables that may not exist yet."""
-    turns = table if len(operands[2]) <= MOST_SORTED else None
-    return Call(kernel, (*operands, *after, table, table, table, turns))
+def _convolver_call(made: _Pass, x: Tensor, weight: Tensor, table: Tensor) -> Call:
+    """A pass's arguments; any int32 tensor stands for tables that may not exist yet."""
+    turns = table if len(made.y) <= MOST_SORTED else None
+    return Call(made.kernel, (x, weight, made.y, *made.after[:5], table, table, table, turns))
 
 
 _compiled_layers: set[tuple[Any, ...]] = set()
@@ -234,18 +278,18 @@ def compile_ahead(
     y, mirrored = x.new_empty(table.shape[1], weight.shape[2]), back is None
     with current_device(x):
         after = NO_EPILOGUE if bias is None else Epilogue(shift=bias)
-        kernel = _convolver_of((x, weight, y), groups, precision, after, flip=False)[0]
-        calls = [_convolver_call(kernel, (x, weight, y), after[:5], table)]
+        made = _passes_of(x, weight, y, groups, precision, after, flip=False)
+        calls = [_convolver_call(each, x, weight, table) for each in made]
         reads = [(table, out_order)]
         if of_x:
-            operands = y, turned(weight.detach(), groups), x
-            kernel = _convolver_of(operands, groups, precision, NO_EPILOGUE, flip=mirrored)[0]
-            calls.append(_convolver_call(kernel, operands, NO_EPILOGUE[:5], table))
+            back_weight = turned(weight.detach(), groups)
+            made = _passes_of(y, back_weight, x, groups, precision, NO_EPILOGUE, flip=mirrored)
+            calls += [_convolver_call(each, y, back_weight, table) for each in made]
             reads += [] if back is None else [(back, in_order)]
         if of_weight:
             dw = x.new_empty(weight.shape)
-            made = _differentiator_of(x, y, dw, groups, precision, mirrored)
-            calls += _differentiator_calls(made, (x, y, dw), table, out_order, mirrored)
+            of_weights = _differentiator_of(x, y, dw, groups, precision, mirrored)
+            calls += _differentiator_calls(of_weights, (x, y, dw), table, out_order, mirrored)
         for read in [] if tiled else reads:
             calls += calls_for_tiles(*read, len(weight))
         compile_together(calls)
@@ -464,7 +508,7 @@ def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
         tile = Tile((_side(c, 32), _side(d, 32)), 4, 2)
     elif itemsize == 4 or not gpu.wgmma or max(c, d) <= 64:
         tile = Tile((_side(c, 64), _side(d, 64)), 4, 3)
-    elif c > 64 and 128 < d < 512:
+    elif c > 64 and 128 < d <= 512:
         tile = Tile((128, 256), 8, 3)
     else:
         tile = Tile((_side(c, 128), _side(d, 128)), 4, 3)

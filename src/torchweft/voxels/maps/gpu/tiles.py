@@ -8,6 +8,7 @@ sort.  Tiles and pairs are built once for a table and cached with it.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ __all__ = [
     "samples",
     "split_ints",
     "tiles_of",
+    "tiles_of_parts",
 ]
 
 PANEL = 128
@@ -166,6 +168,7 @@ ASKED = "tiles that were built"
 """The note of a run, see `planned.py`."""
 
 _tile_cache: TensorCache[Tiles] = TensorCache()
+_part_cache: TensorCache[tuple[Tiles, ...]] = TensorCache()
 _pair_cache: TensorCache[OffsetPairs] = TensorCache()
 
 
@@ -204,13 +207,35 @@ def tiles_of(
 
     def make() -> Tiles:
         kept, beside = table.contiguous(), left or SearchRemains()
-        if len(kept) < offsets and beside.rest is None:
-            beside.rest = empty_rest(kept, offsets)
-            fill_rest(kept, order, beside.rest)
+        if beside.rest is None:
+            beside.rest = _rest_of(kept, order, offsets)
         _note(table, order, offsets)
         return _make_tiles(kept, order, offsets, beside, seen)
 
     return _tile_cache.get((table, order), None, make)
+
+
+def tiles_of_parts(
+    table: Tensor, order: Tensor | None, offsets: int, parts: int
+) -> tuple[Tiles, ...]:
+    """The tiles of equal parts of at most 31 offsets, each with its rows sorted by its own offsets.
+
+    Rows differ in fewer of few offsets, so that tiles need fewer that not all of their rows have.
+    Arguments are those of `tiles_of`; one part is all offsets.
+    """
+    whole = tiles_of(table, order, offsets)
+    if parts == 1:
+        return (whole,)
+
+    def make() -> tuple[Tiles, ...]:
+        kept, masks = table.contiguous(), whole.masks[: table.shape[1]]
+        rest = _rest_of(kept, order, offsets)
+        ends = [offsets * number // parts for number in range(parts + 1)]
+        bits = [(1 << end) - (1 << begin) for begin, end in itertools.pairwise(ends)]
+        left = [SearchRemains(rest, (masks & of_part)[None]) for of_part in bits]
+        return tuple(_make_tiles(kept, order, offsets, remains, None) for remains in left)
+
+    return _part_cache.get((table, order), parts, make)
 
 
 def _note(table: Tensor, order: Tensor | None, offsets: int) -> None:
@@ -223,6 +248,15 @@ def _note(table: Tensor, order: Tensor | None, offsets: int) -> None:
 def empty_rest(table: Tensor, offsets: int) -> Tensor:
     """Memory for the rows of a mirrored table that are not kept."""
     return table.new_empty(offsets - len(table), table.shape[1])
+
+
+def _rest_of(table: Tensor, order: Tensor | None, offsets: int) -> Tensor | None:
+    """The rows of a mirrored table that are not kept; None: all are."""
+    if len(table) == offsets:
+        return None
+    rest = empty_rest(table, offsets)
+    fill_rest(table, order, rest)
+    return rest
 
 
 def fill_rest(table: Tensor, order: Tensor | None, rest: Tensor) -> None:
