@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.harness.markdown import short, table
@@ -44,17 +44,21 @@ KNOWN = {
     ("o3_cpu", "linear_l2_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_scalars_200"): "operators of torch, a few µs each",
 }
-"""What bounds a case, where its rows do not tell."""
+"""What bounds a case, where neither its rows nor hardware counters tell."""
 
 _EXPLAINED = """## Where the lead is small
 
 Each line on the machine that ran it last, by the fastest backend of torchweft, whose lead by GPU
 time or wall time is below {small}. *host*: the CPU, which launches the kernels, takes longer than
 they run; `torchweft.capture` removes that. *floor*: what the bytes or operations allow is near.
+Else the kernel that matters is named, with what hardware counters found busy in it.
 
 {table}
 Suites {apart} are left out: they compare ways of torchweft, or kernels of a few microseconds.
 """
+
+
+Busy = Mapping[tuple[str, str, str], Mapping[str, str]]
 
 
 class Lead(NamedTuple):
@@ -132,8 +136,13 @@ def shown_lead(ours: Row, rows: Sequence[Row]) -> list[str]:
     return [shown, " / ".join(names) if shown else ""]
 
 
-def small_leads(rows: Sequence[Row]) -> str:
-    """The section on lines whose lead is small, empty where there is none."""
+def small_leads(rows: Sequence[Row], busy: Busy) -> str:
+    """The section on lines whose lead is small, empty where there is none.
+
+    Args:
+        rows: of all machines.
+        busy: what hardware counters tell, see `counters.busy`.
+    """
     ours = [row for row in rows if row.peer == "torchweft" and row.suite not in APART]
     shown = [row for row in ours if row.l2 == state_shown(row) and row.ms_p50 is not None]
     lines = []
@@ -148,15 +157,16 @@ def small_leads(rows: Sequence[Row]) -> str:
         ratios = [ratio_to_best(best, beside, time) for time in (gpu_time, wall_time)]
         if any(ratio is not None and ratio < SMALL for ratio in ratios):
             lead = shown_lead(best, beside)
-            lines.append([suite, case, phase, chip(last), *lead, _bound(best, ratios[0])])
+            counted = busy.get((last, suite, case), {}).get(phase)
+            lines.append([suite, case, phase, chip(last), *lead, _bound(best, ratios[0], counted)])
     if not lines:
         return ""
     found = table(["suite", "case", "phase", "on", "lead", "fastest right", "bound by"], lines)
     return _EXPLAINED.format(small=SMALL, table=found, apart=" and ".join(APART))
 
 
-def _bound(row: Row, lead: float | None) -> str:
-    """What keeps the time of a line where it is, as far as the row tells."""
+def _bound(row: Row, lead: float | None, counted: str | None) -> str:
+    """What keeps the time of a line where it is, as far as the row and hardware counters tell."""
     gpu, wall, share = row.ms_p50 or 0.0, row.wall_ms, row.roofline_pct or 0.0
     if wall is not None and wall > WAITING * gpu and (lead is None or lead >= SMALL):
         return f"host: kernels run {short(gpu)} of {short(wall)} ms"
@@ -164,4 +174,6 @@ def _bound(row: Row, lead: float | None) -> str:
         return f"floor: {share:.0f} % of what the machine allows"
     if (row.suite, row.case) in KNOWN:
         return KNOWN[row.suite, row.case]
+    if counted is not None:
+        return counted
     return "not known" if row.roofline_pct is None else f"not known, {share:.0f} % of the floor"

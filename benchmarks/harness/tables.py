@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.harness.counters import busy, counters_section
 from benchmarks.harness.leads import (
     Lead,
     chip,
@@ -145,8 +146,9 @@ def performance_page(folder: Path) -> str:
         return f"{_HEAD}\nNo rows yet.\n"
     sections = [_machine_section(gpu, rows) for gpu in dict.fromkeys(row.gpu for row in rows)]
     summary = [_SUMMARY, *_headline_tables(rows)] if _headline_leads(_on_gpus(rows)) else []
-    parts = [_HEAD, *summary, _HOW_TO_READ, small_leads(rows), *sections]
-    return "\n".join([*parts, programs_section(folder)])
+    parts = [_HEAD, *summary, _HOW_TO_READ, small_leads(rows, busy(folder)), *sections]
+    parts += [programs_section(folder), counters_section(folder)]
+    return "\n".join(part for part in parts if part)
 
 
 def pictures(folder: Path) -> dict[str, str]:
