@@ -13,7 +13,7 @@ if not interpreted() and not torch.cuda.is_available():
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS, NO_EPILOGUE, Epilogue
 from torchweft.voxels.convolution.launch import LEAST_UNITS, MOST_ADDED, PAIRS_PER_UNIT
 from torchweft.voxels.maps.gpu import tiles as preparation
 
@@ -201,20 +201,14 @@ THIRDS = [
 
 @pytest.mark.parametrize(("other", "passes"), THIRDS)
 @pytest.mark.parametrize("kind", ["fp16", "fp64"])
-def test_sums_over_thirds_of_the_offsets(kind, other, passes, monkeypatch):
+def test_sums_over_thirds_of_the_offsets(kind, other, passes):
     """Each third has its own order of rows; sums are rounded once.  31 is no multiple of 3."""
-    asked = []
-    monkeypatch.setattr(
-        launch, "tiles_of_parts", lambda *given: asked.append(given[-1]) or parts_of(*given)
-    )
+    y, after = draw(kind, 150, 24), other.get("after", NO_EPILOGUE)
     for offsets in (27, 31):
         sources, c = tables(offsets, 90, 150), launch.LEAST_IN_THIRDS
         weight = draw(kind, offsets, c, 24, seed=3)
+        assert len(launch._passes(weight, y, after)) == passes
         check_convolve(kind, draw(kind, 90, c), weight, sources, None, **other)
-    assert asked == [passes] * 2
-
-
-parts_of = preparation.tiles_of_parts
 
 
 def test_strides():

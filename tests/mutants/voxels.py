@@ -390,8 +390,8 @@ MUTANTS = [
     ),
     Mutant(
         "kernels: the last third of the offsets forgets the sums so far",
-        "(y, after._replace(residual=sums))",
-        "(y, after)",
+        "last = after._replace(residual=sums)",
+        "last = after",
         f"{KERNELS} -k thirds",
         kernels=True,
     ),

@@ -56,14 +56,7 @@ class Epilogue(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Epilogue:
         """The same in another dtype."""
-        return self._each(lambda tensor: tensor.to(dtype))
-
-    def contiguous(self) -> Epilogue:
-        """The same in contiguous tensors."""
-        return self._each(Tensor.contiguous)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Epilogue:
-        tensors = [None if tensor is None else change(tensor) for tensor in self[:5]]
+        tensors = [None if t is None else t.to(dtype) for t in self[:5]]
         scale, shift, residual, mean, var = tensors
         return Epilogue(scale, shift, residual, mean, var, self.activation, self.eps)
 

@@ -320,11 +320,11 @@ def _with_epilogue(
 
     Of a residual one row: their number is checked with the output's voxels.
     """
-    scale, shift, residual, *statistics = after[:5]
+    scale, shift, residual, mean, var = after[:5]
     row = residual if residual is None or not residual.dim() else residual[:1]
-    steps = (scale, shift, row, *statistics)
-    absent = (len(tensors) == 2, *[t is None for t in steps])
-    return (*tensors, *[t for t in steps if t is not None]), absent
+    steps = scale is None, shift is None, row is None, mean is None, var is None
+    given = [t for t in (scale, shift, row, mean, var) if t is not None]
+    return (*tensors, *given), (len(tensors) == 2, *steps)
 
 
 def _same_dtypes(

@@ -127,61 +127,37 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    after = after.contiguous()
+    passes = _passes(weight, y, after)
     with current_device(x):
-        made = _passes_of(x, weight, y, groups, precision, after, flip)
-        if not all(each.kernel.compiled for each in made):
-            read = table.contiguous()
-            tiled = calls_for_tiles(read, order, len(weight))
-            compile_together([*(_convolver_call(each, x, weight, read) for each in made), *tiled])
-        tiles = tiles_of_parts(table, order, len(weight), len(made))
-        for each, of in zip(made, tiles, strict=True):
-            tables = (of.lists, of.halves, of.rows, of.turns[each.halves - 1])
-            each.kernel(each.programs, (x, weight, each.y, *each.after[:5], *tables))
+        for number, (out, step) in enumerate(passes):
+            operands = x, weight, out
+            kernel, programs, halves = _convolver_of(operands, groups, precision, step, flip)
+            steps = [None if t is None else t.contiguous() for t in step[:5]]
+            if not kernel.compiled:
+                read = table.contiguous()
+                calls = _convolver_calls(x, weight, y, read, groups, precision, after, flip)
+                compile_together([*calls, *calls_for_tiles(read, order, len(weight))])
+            if len(passes) == 1:
+                tiles = tiles_of(table, order, len(weight))
+            else:
+                tiles = tiles_of_parts(table, order, len(weight), len(passes))[number]
+            tables = (tiles.lists, tiles.halves, tiles.rows, tiles.turns[halves - 1])
+            kernel(programs, (*operands, *steps, *tables))
     return y
 
 
-class _Pass(NamedTuple):
-    """A launch of a convolution, over all offsets or a part of them.
+def _passes(weight: Tensor, y: Tensor, after: Epilogue) -> tuple[tuple[Tensor, Epilogue], ...]:
+    """What a convolution writes and applies in one launch, or in one for each third of the offsets.
 
-    Args:
-        kernel: sums a tile over the offsets.
-        programs: how many that takes.
-        halves: of a panel per tile.
-        y: what it writes.
-        after: is applied to the sums.
+    A third adds what it finds to the sums so far, its residual, which are in float32 at least.
     """
-
-    kernel: Kernel
-    programs: int
-    halves: int
-    y: Tensor
-    after: Epilogue
-
-
-def _passes_of(
-    x: Tensor,
-    weight: Tensor,
-    y: Tensor,
-    groups: int,
-    precision: str,
-    after: Epilogue,
-    flip: bool,
-) -> list[_Pass]:
-    """One launch, or with many channels one for each third of the offsets.
-
-    The next third adds what it finds as a residual: the sums so far, in float32 at least.
-    """
-    steps = [(y, after)]
-    plain = all(step is None for step in (after.scale, after.residual, after.var))
-    if plain and len(weight) in THIRDS and weight.shape[1] >= LEAST_IN_THIRDS:
-        sums = torch.empty_like(y, dtype=torch.promote_types(y.dtype, torch.float32))
-        so_far = Epilogue(residual=sums)
-        steps = [(sums, NO_EPILOGUE), (sums, so_far), (y, after._replace(residual=sums))]
-    return [
-        _Pass(*_convolver_of((x, weight, out), groups, precision, step, flip), out, step)
-        for out, step in steps
-    ]
+    if weight.shape[1] < LEAST_IN_THIRDS or len(weight) not in THIRDS:
+        return ((y, after),)
+    if any(step is not None for step in (after.scale, after.residual, after.var)):
+        return ((y, after),)
+    sums = torch.empty_like(y, dtype=torch.promote_types(y.dtype, torch.float32))
+    last = after._replace(residual=sums)
+    return (sums, NO_EPILOGUE), (sums, Epilogue(residual=sums)), (y, last)
 
 
 _convolvers: CallCache[tuple[Kernel, int, int]] = CallCache()
@@ -232,10 +208,23 @@ def _convolver_of(
     return kernel, slots // (PANEL // 2) // parts * columns, parts
 
 
-def _convolver_call(made: _Pass, x: Tensor, weight: Tensor, table: Tensor) -> Call:
-    """A pass's arguments; any int32 tensor stands for tables that may not exist yet."""
-    turns = table if len(made.y) <= MOST_SORTED else None
-    return Call(made.kernel, (x, weight, made.y, *made.after[:5], table, table, table, turns))
+def _convolver_calls(
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    table: Tensor,
+    groups: int,
+    precision: str,
+    after: Epilogue,
+    flip: bool,
+) -> list[Call]:
+    """The calls of `convolve`; any int32 tensor stands for tables that may not exist yet."""
+    turns, calls = table if len(y) <= MOST_SORTED else None, []
+    for out, step in _passes(weight, y, after):
+        operands = x, weight, out
+        kernel, *_ = _convolver_of(operands, groups, precision, step, flip)
+        calls.append(Call(kernel, (*operands, *step[:5], table, table, table, turns)))
+    return calls
 
 
 _compiled_layers: set[tuple[Any, ...]] = set()
@@ -269,7 +258,7 @@ def compile_ahead(
         return
     table, back, in_order, out_order = maps
     of_x, of_weight = recording() and x.requires_grad, recording() and weight.requires_grad
-    absent = tuple([t is None for t in (bias, back, in_order, out_order)])
+    absent = bias is None, back is None, in_order is None, out_order is None
     kind = (x.device, x.dtype, weight.shape, groups, precision, absent, of_x, of_weight)
     if kind in _compiled_layers or 0 in (x.numel(), weight.numel(), table.shape[1]):
         return
@@ -278,18 +267,16 @@ def compile_ahead(
     y, mirrored = x.new_empty(table.shape[1], weight.shape[2]), back is None
     with current_device(x):
         after = NO_EPILOGUE if bias is None else Epilogue(shift=bias)
-        made = _passes_of(x, weight, y, groups, precision, after, flip=False)
-        calls = [_convolver_call(each, x, weight, table) for each in made]
+        calls = _convolver_calls(x, weight, y, table, groups, precision, after, flip=False)
         reads = [(table, out_order)]
         if of_x:
-            back_weight = turned(weight.detach(), groups)
-            made = _passes_of(y, back_weight, x, groups, precision, NO_EPILOGUE, flip=mirrored)
-            calls += [_convolver_call(each, y, back_weight, table) for each in made]
+            operands = y, turned(weight.detach(), groups), x, table
+            calls += _convolver_calls(*operands, groups, precision, NO_EPILOGUE, flip=mirrored)
             reads += [] if back is None else [(back, in_order)]
         if of_weight:
             dw = x.new_empty(weight.shape)
-            of_weights = _differentiator_of(x, y, dw, groups, precision, mirrored)
-            calls += _differentiator_calls(of_weights, (x, y, dw), table, out_order, mirrored)
+            made = _differentiator_of(x, y, dw, groups, precision, mirrored)
+            calls += _differentiator_calls(made, (x, y, dw), table, out_order, mirrored)
         for read in [] if tiled else reads:
             calls += calls_for_tiles(*read, len(weight))
         compile_together(calls)

@@ -508,7 +508,8 @@ def grid_after(inputs: Coordinates, shape: Geometry) -> tuple[Packing, OutputGri
     """The box of the outputs of a strided or transposed layer, as a packing and as a grid."""
     grid = spatial, size, _, (lows, _) = _output_grid(inputs, shape)
     sizes = tuple(max(n, 1) for n in (size, *spatial))
-    return Packing(inputs.unchecked()[2][:0], lows, sizes), grid
+    none = torch.empty(0, len(sizes), dtype=torch.int32, device=inputs.device)
+    return Packing(none, lows, sizes), grid
 
 
 def _output_grid(inputs: Coordinates, shape: Geometry) -> OutputGrid:

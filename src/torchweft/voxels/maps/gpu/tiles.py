@@ -221,14 +221,11 @@ def tiles_of_parts(
     """The tiles of equal parts of at most 31 offsets, each with its rows sorted by its own offsets.
 
     Rows differ in fewer of few offsets, so that tiles need fewer that not all of their rows have.
-    Arguments are those of `tiles_of`; one part is all offsets.
+    Arguments are those of `tiles_of`.
     """
-    whole = tiles_of(table, order, offsets)
-    if parts == 1:
-        return (whole,)
 
     def make() -> tuple[Tiles, ...]:
-        kept, masks = table.contiguous(), whole.masks[: table.shape[1]]
+        kept, masks = table.contiguous(), tiles_of(table, order, offsets).masks[: table.shape[1]]
         rest = _rest_of(kept, order, offsets)
         ends = [offsets * number // parts for number in range(parts + 1)]
         bits = [(1 << end) - (1 << begin) for begin, end in itertools.pairwise(ends)]
