@@ -71,13 +71,21 @@ def test_loops_give_the_tables_of_the_torch_code(level, dim, shuffled, threads, 
     assert_same_maps(found, map_of(rows, dim, shape))
 
 
+@pytest.mark.parametrize("level", ["strided", "transposed"])
+def test_pairs_past_int32_are_the_same(level, monkeypatch):
+    rows, shape = rows_of(3, True), geometry(3, **LEVELS[level])
+    found = map_of(rows, 3, shape)
+    monkeypatch.setattr(numba_path, "WIDE", 0)
+    assert_same_maps(found, map_of(rows, 3, shape))
+
+
 @pytest.mark.parametrize("level", ["submanifold", "strided", "transposed", "floor"])
 def test_a_map_searches_nothing(level, monkeypatch):
     """Red before: a search for each offset, 137 in a network of five levels."""
     rows, shape = rows_of(3, True), geometry(3, **LEVELS[level])
 
     def search(*args, **kwargs):
-        raise AssertionError("a search in a map that merges")
+        raise AssertionError("a search in a map of loops")
 
     monkeypatch.setattr(torch, "searchsorted", search)
     monkeypatch.setattr(torch, "unique", search)

@@ -36,6 +36,18 @@ MUTANTS = [
         "tests/contract/test_voxels_loops.py",
     ),
     Mutant(
+        "loops of a strided layer number outputs by the pair",
+        "m += t == 0 or keys[t] != keys[t - 1]",
+        "m += 1 if m + 1 < table.shape[1] else 0",
+        "tests/contract/test_voxels_loops.py",
+    ),
+    Mutant(
+        "loops of a strided layer count an axis's positions by its stride",
+        "offset = kept[met - m, 0] * size, kept[met - m, 1] * length",
+        "offset = kept[met - m, 0] * size, kept[met - m, 1] * kernel[axis, 1]",
+        "tests/contract/test_voxels_loops.py",
+    ),
+    Mutant(
         "a state whose weights are of other modules is returned as it is",
         "if layers and others and not {*layers} & {*owners}:",
         "if not modules:",

@@ -479,9 +479,9 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, *grid, rows)
     if packing.single and _loops_serve(inputs, shape):
-        keys, rows = numba_path.reached(_in_order(inputs)[0], (grid[1], *spatial), shape)
-        outputs = Coordinates.ascending(packing, keys.to(packing.dtype), *grid, rows)
-        return *meet(inputs, outputs, shape), outputs
+        made = numba_path.resample(_in_order(inputs), (grid[1], *spatial), shape)
+        table, back, keys, rows = made
+        return table, back, Coordinates.ascending(packing, keys.to(packing.dtype), *grid, rows)
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )

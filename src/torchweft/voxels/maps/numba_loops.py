@@ -1,8 +1,9 @@
 """Loops over voxels in ascending order, compiled by numba: merges in place of searches.
 
-Voxels of one side are visited in ascending order, so the voxels that they meet at one offset ascend
-too: a pointer into the keys of the other side only moves forward.  Integers alone are written, each
-place by one task, so the results do not depend on the number of threads.
+Between known voxels, those of one side are visited in ascending order, so the voxels that they meet
+at one offset ascend too: a pointer into the keys of the other side only moves forward.  Where a map
+finds its outputs, all pairs are sorted by the output.  Integers alone are written, each place by
+one task, so the results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-__all__ = ["bounds", "keys_of", "lines_of", "meet", "reach", "rows_of", "sort", "squeeze"]
+__all__ = ["bounds", "enter", "keys_of", "lines_of", "meet", "reach", "rows_of", "sort", "squeeze"]
 
 jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -99,11 +100,11 @@ def squeeze(keys):  # type: ignore[no-untyped-def]
 
 
 @jit
-def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-untyped-def]
-    """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
+def reach(rows, kernel, steps, sizes, transposed, bits, keys, pairs):  # type: ignore[no-untyped-def]
+    """Fill in what rows meet in a box that begins at 0, row by row; the number of these pairs.
 
-    The keys of a row are the products of what it meets along each axis; those of the axes before
-    the last are kept for its line.  A key that follows itself is left out: the sort has fewer.
+    What a row meets are the products of what it meets along each axis; those of the axes before the
+    last are kept for its line.
 
     Args:
         rows: (N, 1 + axes).
@@ -111,45 +112,51 @@ def reach(rows, kernel, steps, sizes, transposed, keys):  # type: ignore[no-unty
         steps: (axes, positions, 2) for `_along`.
         sizes: (1 + axes,) of the box.
         transposed: whether places are q stride + offset; else (q − offset) / stride.
-        keys: are filled.
+        bits: of the number of an offset.
+        keys: are filled, of the voxels that are met.
+        pairs: are filled, (number of the row << bits) | number of the offset.
     """
     last = kernel.shape[0] - 1
-    places, found = np.empty((last + 1, steps.shape[1] + 1), np.int64), np.zeros(last, np.int64)
-    kept = np.empty(np.prod(kernel[:last, 0]), np.int64)
+    met_along = np.empty((last + 1, steps.shape[1] + 1, 2), np.int64)
+    found = np.zeros(last, np.int64)
+    kept = np.empty((np.prod(kernel[:last, 0]), 2), np.int64)
     met = count = 0
     for i in range(rows.shape[0]):
         follows = i > 0
         for column in range(last + 1):
             follows &= rows[i, column] == rows[i - 1, column]
         if not follows:
-            met, kept[0] = 1, rows[i, 0]
+            met, kept[0, 0], kept[0, 1] = 1, rows[i, 0], 0
         for axis in range(0 if follows else last):
-            size = sizes[1 + axis]
+            size, length = sizes[1 + axis], kernel[axis, 0]
             if i == 0 or rows[i, 1 + axis] != rows[i - 1, 1 + axis]:
                 q = np.int64(rows[i, 1 + axis])
-                found[axis] = _along(q, axis, kernel, steps, size, transposed, places)
+                found[axis] = _along(q, axis, kernel, steps, size, transposed, met_along)
             here = found[axis]
             for m in range(1, met + 1):  # from the last to the first: in place
-                prefix = kept[met - m] * size
+                prefix, offset = kept[met - m, 0] * size, kept[met - m, 1] * length
                 for n in range(1, here + 1):
-                    kept[(met - m + 1) * here - n] = prefix + places[axis, here - n]
+                    at = (met - m + 1) * here - n
+                    kept[at, 0] = prefix + met_along[axis, here - n, 0]
+                    kept[at, 1] = offset + met_along[axis, here - n, 1]
             met *= here
-        q, size = np.int64(rows[i, 1 + last]), sizes[1 + last]
-        here = _along(q, last, kernel, steps, size, transposed, places)
+        q, size, length = np.int64(rows[i, 1 + last]), sizes[1 + last], kernel[last, 0]
+        here = _along(q, last, kernel, steps, size, transposed, met_along)
         for m in range(met):
             for n in range(here):
-                keys[count] = kept[m] * size + places[last, n]
-                count += count == 0 or keys[count] != keys[count - 1]
+                keys[count] = kept[m, 0] * size + met_along[last, n, 0]
+                pairs[count] = (i << bits) | (kept[m, 1] * length + met_along[last, n, 1])
+                count += 1
     return count
 
 
 @numba.njit(inline="always", error_model="numpy")
-def _along(q, axis, kernel, steps, size, transposed, places):  # type: ignore[no-untyped-def]
-    """Fill in the places from 0 to size − 1 that a coordinate meets along an axis; their number.
+def _along(q, axis, kernel, steps, size, transposed, met_along):  # type: ignore[no-untyped-def]
+    """Fill in what a coordinate meets along an axis; the number of it.
 
-    A position of the kernel is met where the rest of q is its rest, at a step from q's quotient:
-    one division serves all positions.  Inlined: a call, which passes five values for each array,
-    takes longer than this.
+    Each is a place from 0 to size − 1 and a position of the kernel.  A position is met where the
+    rest of q is its rest, at a step from q's quotient: one division serves all.  Inlined: a call,
+    which passes five values for each array, takes longer than this.
     """
     stride = kernel[axis, 1]
     quotient = q * stride if transposed else q // stride
@@ -157,9 +164,28 @@ def _along(q, axis, kernel, steps, size, transposed, places):  # type: ignore[no
     found = 0
     for j in range(kernel[axis, 0]):  # without branches: they are as good as random
         place = quotient + steps[axis, j, 0]
-        places[axis, found] = place
+        met_along[axis, found, 0], met_along[axis, found, 1] = place, j
         found += (rest == steps[axis, j, 1]) & (place >= 0) & (place < size)
     return found
+
+
+@jit
+def enter(keys, pairs, bits, owner, table, back):  # type: ignore[no-untyped-def]
+    """Enter pairs in the tables of a map: table[k, m] = owner[i] and back[k, i] = m.
+
+    Args:
+        keys: of the voxels that are met, ascending; the m-th that differs is that of voxel m.
+        pairs: as `reach` numbers them.
+        bits: see `reach`.
+        owner: (N,) the row of each number.
+        table: (K, M) of −1.
+        back: (K, N) of −1.
+    """
+    m = -1
+    for t in range(keys.shape[0]):
+        m += t == 0 or keys[t] != keys[t - 1]
+        i, k = pairs[t] >> bits, pairs[t] & ((1 << bits) - 1)
+        table[k, m], back[k, i] = owner[i], m
 
 
 @jit

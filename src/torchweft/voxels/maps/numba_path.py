@@ -17,10 +17,16 @@ from torchweft.voxels.grid import Geometry
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["ascending", "bounds", "loops_serve", "meet", "pack", "reached"]
+__all__ = ["ascending", "bounds", "loops_serve", "meet", "pack", "resample"]
 
 SERIAL = 2**17
 """Voxels on all lines of a kernel below which one thread is faster."""
+
+WIDE = 2**31
+"""Numbers of pairs from which they are int64."""
+
+Voxels = tuple[Tensor, Tensor]
+"""(N, 1 + d) int32 rows, ascending, and the number (int32) of each."""
 
 
 def loops_serve(device: str) -> bool:
@@ -69,27 +75,38 @@ def _bits(sizes: Sequence[int]) -> int:
     return (math.prod(sizes) - 1).bit_length()
 
 
-def reached(rows: Tensor, sizes: Sequence[int], shape: Geometry) -> tuple[Tensor, Tensor]:
-    """The voxels that a strided or transposed layer writes: int64 keys ascending, int32 rows.
+def resample(
+    inputs: Voxels, sizes: Sequence[int], shape: Geometry
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A strided or transposed map: its two tables, and the keys (int64) and rows of its outputs.
+
+    All pairs are sorted by the output that they write; outputs ascend.
 
     Args:
-        rows: (N, 1 + d) int32, the inputs, in any order; fastest where they ascend.
+        inputs: voxels.
         sizes: of the columns of the outputs, which begin at 0.
         shape: the geometry.
     """
     from torchweft.voxels.maps import numba_loops
 
+    (rows, owner), num_offsets = inputs, shape.num_offsets
     most = 1  # voxels that one row meets: strided, of every s / gcd(s, dilation) positions one
     for k, s, d in zip(shape.kernel_size, shape.stride, shape.dilation, strict=True):
         most *= k if shape.transposed else -(-k * math.gcd(s, d) // s)
-    room = most * len(rows) + shape.num_offsets + max(shape.kernel_size)
-    keys, limits = np.empty(room, np.int64), np.array(sizes)
-    kernel = np.array([*zip(shape.kernel_size, shape.stride, strict=True)])
-    count = numba_loops.reach(rows.numpy(), kernel, _steps(shape), limits, shape.transposed, keys)
-    found = distinct(torch.from_numpy(keys[:count]), sizes)
+    bits = (num_offsets - 1).bit_length()
+    kind = np.int32 if len(rows) << bits < WIDE else np.int64
+    keys, pairs = np.empty(most * len(rows), np.int64), np.empty(most * len(rows), kind)
+    kernel, limits = np.array([*zip(shape.kernel_size, shape.stride, strict=True)]), np.array(sizes)
+    given = rows.numpy(), kernel, _steps(shape), limits, shape.transposed, bits
+    count = numba_loops.reach(*given, keys, pairs)
+    keys, pairs = numba_loops.sort(keys[:count], pairs[:count], _bits(sizes))
+    met = keys.copy()
+    found = torch.from_numpy(met[: numba_loops.squeeze(met)].copy())
     outputs = rows.new_empty(len(found), len(sizes))
     numba_loops.rows_of(found.numpy(), limits, outputs.numpy())
-    return found, outputs
+    table, back = (rows.new_full((num_offsets, n), -1) for n in (len(found), len(rows)))
+    numba_loops.enter(keys, pairs, bits, owner.numpy(), table.numpy(), back.numpy())
+    return table, back, found, outputs
 
 
 @functools.lru_cache(maxsize=256)
@@ -107,9 +124,6 @@ def _steps(shape: Geometry) -> Array:
             steps[axis, :k, 0], steps[axis, :k, 1] = -(offsets // s), offsets % s
     return steps
 
-
-Voxels = tuple[Tensor, Tensor]
-"""(N, 1 + d) int32 rows, ascending, and the number (int32) of each."""
 
 Box = tuple[Sequence[int], Sequence[int]]
 """The lowest value and the size of each column."""
