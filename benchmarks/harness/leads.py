@@ -35,16 +35,10 @@ NEAR = 60
 WAITING = 1.5
 """Wall time over GPU time from which the host bounds a line."""
 
-_MERGES = "a merge of all voxels for each of four lines of offsets"
 KNOWN = {
     ("products", "W5 uuu_seed"): "written with products alone; TensorProductConv is in suite o3",
     ("products", "P5 small"): "the launch of one kernel of 5 µs",
     ("voxels", "sphere64_map"): "short kernels, one after the other",
-    ("voxels_cpu", "sphere64_k2s2_map"): "Python, a third; the rest visits each voxel six times",
-    ("voxels_cpu", "lidar10_k2s2_map"): _MERGES,
-    ("voxels_cpu", "rand50k_c32_k2s2_fresh_fp32"): f"its map: {_MERGES}",
-    ("voxels_cpu", "sphere64_c32_k2s2_fresh_fp32"): f"its map: {_MERGES}",
-    ("voxels_cpu", "lidar10_c32_k2s2_fresh_fp32"): f"its map: {_MERGES}",
     ("o3_cpu", "fully_connected_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_l2_200"): "operators of torch, a few µs each",
     ("o3_cpu", "linear_scalars_200"): "operators of torch, a few µs each",
