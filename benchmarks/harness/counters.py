@@ -63,6 +63,8 @@ def kernels_of(printed: str) -> list[dict[str, Any]]:
     head, _, *rows = csv.reader(printed[begin.start() :].splitlines())
     kernels = []
     for row in rows:
+        if len(row) < len(head):
+            break  # what a program prints behind the table
         fields = dict(zip(head, row, strict=True))
         numbers = {
             shown: float(fields[metric.name].replace(",", "")) * metric.factor

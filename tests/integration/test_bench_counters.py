@@ -19,12 +19,12 @@ GPU = "NVIDIA H200"
 
 
 def printed(*kernels):
-    """What ncu prints: lines of the program, names, units, and a row a kernel."""
+    """What ncu prints: lines of the program and its own, names, units, and a row a kernel."""
     names = [metric.name for metric in METRICS.values()]
     rows = [["ID", "Kernel Name", *names], ["", "", *["unit"] * len(names)]]
     rows += [[str(i), name, *values] for i, (name, *values) in enumerate(kernels)]
     table = ["".join(f',"{cell}"' for cell in row)[1:] for row in rows]
-    return "\n".join(["==PROF== Connected", "a line of the program", *table, ""])
+    return "\n".join(["==PROF== Connected", "a line of the program", *table, "==PROF== left", ""])
 
 
 KERNELS = [
