@@ -19,7 +19,7 @@ __all__ = ["METRICS", "busy", "counters_section", "kernels_of"]
 
 
 class Metric(NamedTuple):
-    """A number of a kernel: its name in Nsight Compute, and a factor to the unit of tables."""
+    """A number of a kernel: its name in Nsight Compute, a factor, and the unit that gives."""
 
     name: str
     factor: float
@@ -92,7 +92,10 @@ def counters_section(folder: Path) -> str:
 
 
 def busy(folder: Path) -> dict[tuple[str, str, str], dict[str, str]]:
-    """By GPU, suite and case: of each phase the kernel that matters, and what it keeps busy."""
+    """By GPU, suite and case, for each phase: a kernel, and how busy it keeps the machine.
+
+    Forward it is the first kernel, with backward the longest of all.
+    """
     return {
         (found["gpu"], case["suite"], case["case"]): {
             "forward": _busy(case["kernels"][0]),

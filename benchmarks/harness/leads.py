@@ -50,7 +50,8 @@ _EXPLAINED = """## Where the lead is small
 Each line on the machine that ran it last, by the fastest backend of torchweft, whose lead by GPU
 time or wall time is below {small}. *host*: the CPU, which launches the kernels, takes longer than
 they run; `torchweft.capture` removes that. *floor*: what the bytes or operations allow is near.
-Else the kernel that matters is named, with what hardware counters found busy in it.
+Else hardware counters tell how busy the machine is: in the first kernel of a forward pass, in the
+longest kernel of both passes.
 
 {table}
 Suites {apart} are left out: they compare ways of torchweft, or kernels of a few microseconds.

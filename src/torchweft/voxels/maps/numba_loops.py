@@ -66,11 +66,14 @@ def rows_of(keys, sizes, rows):  # type: ignore[no-untyped-def]
 
 
 @jit
-def sort(keys, order, bits):  # type: ignore[no-untyped-def]
-    """Keys ≥ 0 of so many bits ascending, and their stable order, which may have length 0."""
-    ordered = order.shape[0] > 0
-    keys, order = keys.copy(), order.copy()
-    other, other_order = np.empty_like(keys), np.empty_like(order)
+def sort(keys, numbers, bits):  # type: ignore[no-untyped-def]
+    """Keys ≥ 0 of so many bits ascending, and the number of each; equal keys keep their order.
+
+    Numbers of length 0 stay so.
+    """
+    numbered = numbers.shape[0] > 0
+    keys, numbers = keys.copy(), numbers.copy()
+    other, other_numbers = np.empty_like(keys), np.empty_like(numbers)
     for shift in range(0, bits, BITS):
         begin = np.zeros((1 << BITS) + 1, np.int64)
         for key in keys:
@@ -80,12 +83,12 @@ def sort(keys, order, bits):  # type: ignore[no-untyped-def]
         for i in range(keys.shape[0]):
             digit = (keys[i] >> shift) & ((1 << BITS) - 1)
             other[begin[digit]] = keys[i]
-            if ordered:
-                other_order[begin[digit]] = order[i]
+            if numbered:
+                other_numbers[begin[digit]] = numbers[i]
             begin[digit] += 1
         keys, other = other, keys
-        order, other_order = other_order, order
-    return keys, order
+        numbers, other_numbers = other_numbers, numbers
+    return keys, numbers
 
 
 @jit

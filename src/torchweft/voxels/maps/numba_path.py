@@ -23,7 +23,7 @@ SERIAL = 2**17
 """Voxels on all lines of a kernel below which one thread is faster."""
 
 WIDE = 2**31
-"""Numbers of pairs from which they are int64."""
+"""Pairs are numbered in int64 where a number may reach this."""
 
 Voxels = tuple[Tensor, Tensor]
 """(N, 1 + d) int32 rows, ascending, and the number (int32) of each."""

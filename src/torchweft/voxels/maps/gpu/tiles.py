@@ -218,10 +218,16 @@ def tiles_of(
 def tiles_of_parts(
     table: Tensor, order: Tensor | None, offsets: int, parts: int
 ) -> tuple[Tiles, ...]:
-    """The tiles of equal parts of at most 31 offsets, each with its rows sorted by its own offsets.
+    """The tiles of each third, or other equal part, of at most 31 offsets.
 
-    Rows differ in fewer of few offsets, so that tiles need fewer that not all of their rows have.
-    Arguments are those of `tiles_of`.
+    Rows are sorted by their masks of that part alone: its tiles have fewer offsets that only some
+    of their rows have.
+
+    Args:
+        table: see `tiles_of`, as for the next two.
+        order: of the columns.
+        offsets: K.
+        parts: how many.
     """
 
     def make() -> tuple[Tiles, ...]:
