@@ -121,8 +121,8 @@ def main() -> None:
         _write(options.out, found)
     peers = [name for name in options.peers if importlib.util.find_spec(PEERS[name])]
     found["peers"] = {name: importlib.import_module(PEERS[name]).__version__ for name in peers}
-    for name, network in chosen.items():
-        for peer in peers:
+    for peer in peers:
+        for name, network in chosen.items():
             print(name, peer, flush=True)
             add_peer(networks[name], network, given, peer)
             _write(options.out, found)
