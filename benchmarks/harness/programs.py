@@ -2,7 +2,8 @@
 
 Their results are files of their own: `<machine>/nve.json`, `train_mace.json`, `fresh_clouds.json`
 and `train_segmentation.json` are written by the programs of these names in `benchmarks`,
-`several_gpus.jsonl` by `benchmarks/several_gpus.py`.
+`several_gpus.jsonl` by `benchmarks/several_gpus.py`.  A second run on a machine is kept beside the
+first with a remark in its name: `fresh_clouds_on_a_slower_host.json`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Found = Mapping[str, Any]
 def programs_section(folder: Path) -> str:
     """A part of docs/performance.md, from a folder of results; empty without any."""
     parts = [
-        f"### {title}, {found['gpu']}\n\n{text}\n{made(found)}\n{_stamp(found)}\n"
+        f"### {title}, {found['gpu']}{_remark(path, name)}\n\n"
+        f"{text}\n{made(found)}\n{_stamp(found)}\n"
         for name, (title, text, made) in _PROGRAMS.items()
-        for path in sorted(folder.glob(f"*/{name}"))
+        for path in sorted(folder.glob(f"*/{name}*.json"))
         for found in [json.loads(path.read_text(encoding="utf-8"))]
     ]
     ranks = folder / "several_gpus.jsonl"
@@ -135,13 +137,18 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
+def _remark(path: Path, name: str) -> str:
+    """What the name of a second run's file says of it."""
+    return path.stem.removeprefix(name).replace("_", " ")
+
+
 def _stamp(found: Found) -> str:
     names = "torch", "triton", "commit"
     return ", ".join(f"{n} {found[n]}" for n in names) + f", {found['date'][:10]}.\n"
 
 
 _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
-    "nve.json": (
+    "nve": (
         "Dynamics without a thermostat",
         "216 atoms of shaken diamond with a model of MACE, steps of 1 fs. *drift* is the slope of "
         "the total energy in meV an atom and ps, *largest* its largest deviation in meV an atom. "
@@ -149,23 +156,23 @@ _PROGRAMS: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         "steps. `e3nn` is the model as it is, with torchweft's calculator, which records it.\n",
         _dynamics,
     ),
-    "train_mace.json": (
+    "train_mace": (
         "Training",
         "MACE on shaken molecules of G2 with labels of GFN2-xTB, from the same weights. *loss* is "
         "that of the last epoch, *energy* and *forces* are root mean squares of the errors on "
         "held-out molecules, in meV an atom and meV/Å.\n",
         _training,
     ),
-    "fresh_clouds.json": (
+    "fresh_clouds": (
         "Networks on a LiDAR frame",
         "Wall time in milliseconds: of a cloud that the network has not seen, whose *maps* it "
         "builds; of that with its maps built before a CUDA graph with room for other clouds; of a "
         "cloud whose maps are kept; and of that as a CUDA graph. Where a pass is longer than as a "
         "graph, the host is what it waits for. A *training step* is one of AdamW with weights in "
-        "float32. SpUNet is written for spconv.\n",
+        "float32. SpUNet is written for spconv. Hosts differ in speed: compare times of one run.\n",
         _clouds,
     ),
-    "train_segmentation.json": (
+    "train_segmentation": (
         "Training in spconv's layers",
         "A UNet of 42 sparse convolutions labels the voxels of generated rooms, through spconv and "
         "through torchweft's stand-in: float32 without TF32, the same weights at first and the "

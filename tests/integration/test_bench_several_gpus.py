@@ -152,6 +152,8 @@ def test_programs_stand_on_the_page():
     text = programs_section(ROOT / "benchmarks" / "results")
     for title in ("Dynamics without a thermostat", "Training", "Several GPUs"):
         assert f"### {title}, NVIDIA H" in text
+    for remark in ("", " on a slower host"):
+        assert f"### Networks on a LiDAR frame, NVIDIA H200{remark}\n" in text
     (few,) = [line for line in text.splitlines() if line.startswith("| MACECalculator | 50 |")]
     assert [cell.strip() for cell in few.split("|")[-3:-1]] == ["", ""]  # drifts of all steps
     assert programs_section(ROOT / "benchmarks") == ""
