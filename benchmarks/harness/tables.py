@@ -302,22 +302,26 @@ def _headlines(rows: Sequence[Row]) -> str:
 
 
 def _against(rows: Sequence[Row]) -> str:
-    """Our times, those of the fastest right peer, and the lead; of wrong peers where none is right.
+    """Our times, the least of right peers, and the lead; of wrong peers where none is right.
 
-    As in 0.43 / 0.51 · cuEquivariance 1.08 / 1.2 · **2.51 / 2.35**.
+    As in 0.43 / 0.51 · cuEquivariance 1.08 / 1.2 · **2.51 / 2.35**, or, where the least GPU time
+    and the least wall time are of two peers, 1 / 2 · one 2 / another 3 · **2 / 1.5**.
     """
     ours = fastest([row for row in rows if row.peer == "torchweft"], waited)
     if ours is None:
         return ""
     peers = [row for row in peers_of(ours, rows) if row.ms_p50 is not None]
-    best = fastest(peers, waited)
-    shown = best or min(peers, key=lambda row: row.ms_p50 or 0.0, default=None)
+    best = fastest(peers, gpu_time)
+    shown = fastest(peers, wall_time) or best
     found = [_times(ours)]
-    if shown is not None:
+    if best is None or shown is None:
+        wrong = min(peers, key=lambda row: row.ms_p50 or 0.0, default=None)
+        return " · ".join([*found, *([] if wrong is None else [f"{wrong.peer} {_times(wrong)}"])])
+    if short(best.ms_p50) == short(shown.ms_p50):
         found.append(f"{shown.peer} {_times(shown)}")
-    if best is not None:
-        found.append(f"**{shown_lead(ours, rows)[0]}**")
-    return " · ".join(found)
+    else:
+        found.append(f"{best.peer} {short(best.ms_p50)} / {shown.peer} {short(shown.wall_ms)}")
+    return " · ".join([*found, f"**{shown_lead(ours, rows)[0]}**"])
 
 
 def _details(row: Row) -> list[str]:

@@ -166,7 +166,7 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     assert "1 / 1.5, error 57, 15 % right" in cells
     assert cells[8:10] == ["2.5 / 2.5", "a / b"]
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert f"| a product | {rows[0].gpu} | 2 / 4 · b 8 / 10 · **2.5 / 2.5** |" in readme
+    assert f"| a product | {rows[0].gpu} | 2 / 4 · a 5 / b 10 · **2.5 / 2.5** |" in readme
     (picture,) = tables.pictures(folder).values()
     found = texts(picture)
     assert found.count("2.5") == 2
@@ -209,7 +209,8 @@ def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
 def test_eager_calls_are_compared_with_eager_calls(tmp_path):
     """Seen red with all ways of a peer beside our eager call, and with our fastest on the GPU.
 
-    And with a call that is compiled and captured as an eager one.
+    And with a call that is compiled and captured as an eager one, and with one peer's times beside
+    a lead over two.
     """
     rows, _ = measured()
     ours = dataclasses.replace(rows[0], suite="potential", case="512 atoms forces")
@@ -231,7 +232,7 @@ def test_eager_calls_are_compared_with_eager_calls(tmp_path):
     assert "| 1.33 / 2 | a peer / a peer captured |" in captured
     assert "| 1.14 / 1.71 | a peer / a peer captured |" in both
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
-    assert "| 3 / 3 · a peer captured 6 / 6 · **1.33 / 2** |" in readme
+    assert "| 3 / 3 · a peer 4 / a peer captured 6 · **1.33 / 2** |" in readme
 
 
 def test_headlines_are_of_the_machine_that_ran_last(tmp_path, monkeypatch):
