@@ -364,6 +364,66 @@ def test_a_norm_takes_the_activation(norm, relu, monkeypatch):
     assert called == [{"activation": "relu", "valid": None}, "hook"]
 
 
+class Doubled(spconv.SubMConv3d):
+    """A layer of a program, which computes something else."""
+
+    def forward(self, input):
+        return super().forward(input.replace_feature(2 * input.features))
+
+
+CONVOLUTIONS = {
+    "submanifold": lambda: spconv.SubMConv3d(3, 4, 3, indice_key="a"),
+    "strided": lambda: spconv.SparseConv3d(3, 4, 3, 2, padding=1, bias=False),
+    "transposed": lambda: spconv.SparseConvTranspose3d(3, 4, 2, 2),
+    "inverse": lambda: spconv.SparseInverseConv3d(3, 4, 2, "down"),
+    "pointwise": lambda: spconv.SubMConv3d(3, 4, 1),
+    "derived": lambda: Doubled(3, 4, 3),
+    "hooked": lambda: spconv.SubMConv3d(3, 4, 3),
+}
+BY_ITSELF = ("pointwise", "derived", "hooked")
+"""A norm after these is a pass of its own."""
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("steps", [("norm",), ("relu",), ("norm", "relu")])
+def test_a_convolution_takes_what_follows(kind, steps, monkeypatch):
+    """Seen red with: a derived layer's forward left out, no norm, no activation."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4)
+    for numbers in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(numbers, 0.5, 2)
+    after = [{"norm": norm, "relu": nn.ReLU()}[name] for name in steps]
+    net = spconv.SparseSequential(CONVOLUTIONS[kind](), *after).to(DEVICE).eval()
+    x = sample(dtype=torch.float32)
+    if kind == "inverse":
+        x = spconv.SparseConv3d(3, 3, 2, 2, indice_key="down").to(DEVICE)(x)
+
+    def one_by_one(dtype):
+        made = copy.deepcopy(net).to(dtype)
+        features = made[0](x.replace_feature(x.features.to(dtype))).features
+        for module in list(made)[1:]:
+            features = module(features)
+        return features
+
+    exact, rough = one_by_one(torch.float64), one_by_one(torch.float32)
+    noise = plain_error(rough, exact, torch.float32)
+    if kind == "hooked":
+        net[0].register_forward_hook(lambda *_: None)
+    recorded = net(x).features
+    assert recorded.requires_grad
+    assert_as_accurate(recorded, exact, noise)
+    passes = []
+
+    def noted(function):
+        return lambda *args, **given: (passes.append(function), function(*args, **given))[1]
+
+    monkeypatch.setattr(modules, "batch_norm", noted(batch_norm))
+    monkeypatch.setattr(nn.BatchNorm1d, "forward", noted(nn.BatchNorm1d.forward))
+    with torch.no_grad():
+        assert_as_accurate(net(x).features, exact, noise)
+    assert bool(passes) == ("norm" in steps and kind in BY_ITSELF)
+
+
 def test_sequences():
     x = sample()
     net = spconv.SparseSequential(conv=spconv.SubMConv3d(3, 2, 1), norm=nn.BatchNorm1d(2))

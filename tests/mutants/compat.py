@@ -33,6 +33,18 @@ MUTANTS = [
         f"{CAPTURED} -k decoder",
     ),
     Mutant(
+        "a layer that derives from spconv's is replaced by its base",
+        "        return type(self).forward is SparseConvolution.forward",
+        "        return True",
+        f"{SPCONV} -k what_follows",
+    ),
+    Mutant(
+        "a convolution of spconv's leaves out the norm that it takes",
+        "after = convolutions_part(norm, operands, activation=activation)",
+        "after = convolutions_part(None, operands, activation=activation)",
+        f"{SPCONV} -k what_follows",
+    ),
+    Mutant(
         "an index of many dimensions must have numbers",
         "    index = index.reshape(lead, index.shape[dim], rest)\n",
         "    index = index.reshape(lead, -1, rest)\n",

@@ -712,8 +712,8 @@ MUTANTS = [
     ),
     Mutant(
         "norms of a sequence in spconv's layers count padding",
-        'given["valid"] = None if input.kept is None else input.kept.num_unpadded',
-        'given["valid"] = None',
+        "valid = None if input.kept is None else input.kept.num_unpadded",
+        "valid = None",
         f"{SPCONV_CAPTURED} -k training",
         kernels=True,
     ),

@@ -22,12 +22,11 @@ from torchweft.core.backend import check_torch_only
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
 from torchweft.voxels.convolution.functions import conv_of_geometry, conv_undone
-from torchweft.voxels.convolution.operator import observed
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import mode_of
 from torchweft.voxels.maps.tensor import SparseTensor, cat
-from torchweft.voxels.norms.functions import batch_norm, by_batch
+from torchweft.voxels.norms.functions import batch_norm, by_batch, convolutions_part
 
 __all__ = [
     "SparseConv1d",
@@ -243,22 +242,21 @@ class SparseConvolution(SparseModule):
         ):
             self.check(tensor, self.in_channels)  # raises, unless the type is a subclass
         if norm is None and residual is None and activation is None:
-            return self._convolved(tensor, coordinates, self.bias, NO_EPILOGUE)
+            return self._convolved(tensor, coordinates, NO_EPILOGUE)
         self._check_norm(norm)
         inside = self._inside(tensor, norm, residual, activation)
         if inside is not None:
-            return self._convolved(tensor, coordinates, *inside)
-        found = self._convolved(tensor, coordinates, self.bias, NO_EPILOGUE)
+            return self._convolved(tensor, coordinates, inside)
+        found = self._convolved(tensor, coordinates, NO_EPILOGUE)
         return _followed(found, norm, residual, activation)
 
     def _convolved(
         self,
         tensor: SparseTensor,
         coordinates: Tensor | Coordinates | None,
-        bias: Tensor | None,
         after: Epilogue,
     ) -> SparseTensor:
-        operands = tensor.feats, self.weight, bias, after
+        operands = tensor.feats, self.weight, self.bias, after
         requested = self.groups, self.precision, self.backend
         rest = self.indice_key, coordinates, self
         return conv_of_geometry(tensor, operands, self.geometry, requested, *rest)
@@ -269,20 +267,13 @@ class SparseConvolution(SparseModule):
         norm: Any,
         residual: SparseTensor | None,
         activation: str | None,
-    ) -> tuple[Tensor | None, Epilogue] | None:
-        """Bias and epilogue of a convolution whose own pass does all; None if it cannot."""
+    ) -> Epilogue | None:
+        """What the convolution's own pass does as well; None if it cannot."""
         if residual is not None and self.geometry.mode != "submanifold":
             return None  # the output's voxels are not known yet
         feats = None if residual is None else feats_of(residual, tensor)
-        state = () if norm is None else (norm.weight, norm.bias)
-        if observed(tensor.feats, self.weight, self.bias, feats, *state):
-            return None
-        if norm is None:
-            return self.bias, Epilogue(residual=feats, activation=activation)
-        if by_batch(norm):
-            return None
-        tensors = norm.weight, norm.bias, feats, norm.running_mean, norm.running_var
-        return self.bias, Epilogue(*tensors, activation, norm.eps)
+        operands = tensor.feats, self.weight, self.bias
+        return convolutions_part(norm, operands, feats, activation)
 
     def _check_norm(self, norm: Any) -> None:
         if norm is None:
@@ -634,7 +625,6 @@ class SparseInverseConvolution(SparseConvolution):
         self,
         tensor: SparseTensor,
         coordinates: Tensor | Coordinates | None,
-        bias: Tensor | None,
         after: Epilogue,
     ) -> SparseTensor:
         if coordinates is not None:
@@ -644,7 +634,7 @@ class SparseInverseConvolution(SparseConvolution):
             )
         key = str(self.indice_key)
         self._check_named(tensor.maps.named(key).geometry)
-        operands = tensor.feats, self.weight, bias, after
+        operands = tensor.feats, self.weight, self.bias, after
         return conv_undone(tensor, operands, (self.groups, self.precision, self.backend), key)
 
     def _check_named(self, named: Geometry) -> None:

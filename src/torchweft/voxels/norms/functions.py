@@ -7,6 +7,7 @@ compiler fuses them), transformed or watched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,11 +26,12 @@ from torchweft.core.operators.operator import (
     unwatched,
 )
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue, check
+from torchweft.voxels.convolution.operator import observed
 from torchweft.voxels.norms import launch, torch_path
 from torchweft.voxels.norms.launch import Running
 from torchweft.voxels.norms.operator import batch_norm_op
 
-__all__ = ["BatchNorm", "batch_norm", "by_batch", "rank_norm"]
+__all__ = ["BatchNorm", "batch_norm", "by_batch", "convolutions_part", "rank_norm"]
 
 BatchNorm: TypeAlias = Any
 """torch.nn.BatchNorm1d, or a module with its attributes."""
@@ -131,6 +133,32 @@ def rank_norm(
 def by_batch(norm: BatchNorm) -> bool:
     """Whether statistics are those of the batch."""
     return bool(norm.training) or norm.running_mean is None
+
+
+def convolutions_part(
+    norm: BatchNorm | None,
+    operands: Sequence[Tensor | None],
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Epilogue | None:
+    """act(norm(y) + residual) as a part of the convolution that computes y; None if it cannot be.
+
+    It can without gradients, and with a norm of running statistics.
+
+    Args:
+        norm: torch.nn.BatchNorm1d, a module with its attributes, or None.
+        operands: of the convolution: features, weight and bias.
+        residual: (N, C).
+        activation: a name of ACTIVATIONS.
+    """
+    if norm is None:
+        after = Epilogue(residual=residual, activation=activation)
+    elif by_batch(norm):
+        return None
+    else:
+        weight, bias, mean, var = _state(norm)
+        after = Epilogue(weight, bias, residual, mean, var, activation, norm.eps)
+    return None if observed(*operands, *after[:3]) else after
 
 
 def _checked(x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor | None:

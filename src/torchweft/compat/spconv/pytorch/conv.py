@@ -19,12 +19,14 @@ from torchweft import voxels
 from torchweft.compat.spconv import constants
 from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd, written
+from torchweft.compat.spconv.pytorch.modules import normalised
 from torchweft.compat.spconv.pytorch.windows import WindowModule
 from torchweft.compat.voxels import are_rows_of
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
-from torchweft.voxels.convolution.functions import conv_of_geometry
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
+from torchweft.voxels.convolution.functions import conv_of_geometry, conv_undone
 from torchweft.voxels.maps.kernel_map import Maps
+from torchweft.voxels.norms.functions import convolutions_part
 
 __all__ = [
     "DEFAULT_SPARSE_CONV_TYPES",
@@ -138,15 +140,31 @@ class SparseConvolution(WindowModule):
         self, input: SparseConvTensor, add_input: SparseConvTensor | None = None
     ) -> SparseConvTensor:
         """The output's voxels with C_out channels, plus the features of add_input."""
-        self.check(input)
-        if self.conv1x1:
-            outputs = self._pointwise(input)
-        elif self.inverse:
-            outputs = self._undone(input)
-        else:
-            outputs = self._convolved(input)
-        self.count(outputs)
+        outputs = self._result(input, NO_EPILOGUE)
         return outputs if add_input is None else outputs + add_input
+
+    def takes_norm(self) -> bool:
+        """Unless a derived class computes something else."""
+        return type(self).forward is SparseConvolution.forward
+
+    def followed(
+        self, input: SparseConvTensor, norm: nn.Module | None = None, activation: str | None = None
+    ) -> SparseConvTensor:
+        """act(norm(self(input))); without gradients it is a part of the convolution.
+
+        Args:
+            input: the voxels.
+            norm: torch's BatchNorm1d, or a module with its attributes.
+            activation: a name of `voxels.convolution.epilogue.ACTIVATIONS`.
+        """
+        after = None
+        if not self.conv1x1:
+            operands = input.features, self.weight, self.bias
+            after = convolutions_part(norm, operands, activation=activation)
+        if after is not None:
+            return self._result(input, after)
+        outputs = self._result(input, NO_EPILOGUE)
+        return normalised(norm, outputs, activation) if len(outputs.indices) else outputs
 
     def check(self, input: object) -> None:
         """As for other layers; checks the channels too."""
@@ -164,29 +182,39 @@ class SparseConvolution(WindowModule):
         bias = ", bias=False" if self.bias is None else ""
         return f"{self.in_channels}, {self.out_channels}, {super().extra_repr()}{bias}"
 
+    def _result(self, input: SparseConvTensor, after: Epilogue) -> SparseConvTensor:
+        self.check(input)
+        if self.conv1x1:
+            outputs = self._pointwise(input)
+        elif self.inverse:
+            outputs = self._undone(input, after)
+        else:
+            outputs = self._convolved(input, after)
+        self.count(outputs)
+        return outputs
+
     def _pointwise(self, input: SparseConvTensor) -> SparseConvTensor:
         weight = self.weight.view(self.in_channels, self.out_channels)  # the memory, see above
         return input.replace_feature(
             nn.functional.linear(input.features, weight.transpose(0, 1), self.bias)
         )
 
-    def _convolved(self, input: SparseConvTensor) -> SparseConvTensor:
+    def _convolved(self, input: SparseConvTensor, after: Epilogue) -> SparseConvTensor:
         self._check_key(input)
         tensor = input.sparse()
-        operands = tensor.feats, self._matrices(), self.bias, NO_EPILOGUE
+        operands = tensor.feats, self._matrices(), self.bias, after
         requested = 1, _precision(), None
         found = conv_of_geometry(tensor, operands, self.geometry, requested, None, None, self)
         pairs = tensor.maps.get(tensor.coordinates, self.geometry)  # kept since the call
         return written(self, input, found, pairs)
 
-    def _undone(self, input: SparseConvTensor) -> SparseConvTensor:
+    def _undone(self, input: SparseConvTensor, after: Epilogue) -> SparseConvTensor:
         data = self._named(input)
         key, maps = str(self.indice_key), Maps()
         maps.get(data.pairs.inputs, data.pairs.geometry, key)
         tensor = voxels.SparseTensor.on(input.features, data.pairs.outputs, maps)
-        found = voxels.sparse_inverse_conv(
-            tensor, self._matrices(), key, self.bias, precision=_precision()
-        )
+        operands = tensor.feats, self._matrices(), self.bias, after
+        found = conv_undone(tensor, operands, (1, _precision(), None), key)
         outputs = input.replace_feature(found.feats)
         outputs.indices, outputs.spatial_shape = data.indices, list(data.spatial_shape)
         outputs.kept = data.pairs.inputs

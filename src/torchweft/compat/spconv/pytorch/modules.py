@@ -10,6 +10,7 @@ from torch import nn
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.pytorch.core import SparseConvTensor
 from torchweft.errors import ShapeError
+from torchweft.voxels.convolution.epilogue import Epilogue
 from torchweft.voxels.norms.functions import batch_norm
 from torchweft.voxels.norms.modules import taken
 
@@ -25,6 +26,7 @@ __all__ = [
     "assign_name_for_sparse_modules",
     "is_sparse_conv",
     "is_spconv_module",
+    "normalised",
 ]
 
 
@@ -37,6 +39,10 @@ class SparseModule(nn.Module):
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""
+
+    def takes_norm(self) -> bool:
+        """Whether `followed` is there, and computes what `forward` and the modules after it do."""
+        return False
 
 
 class SparseSequential(SparseModule):
@@ -82,12 +88,13 @@ class SparseSequential(SparseModule):
                 continue
             given: dict[str, Any] = {}
             if len(input.indices):
-                module, given = taken(rest, _never, (SparseBatchNorm,), (SparseReLU,))
+                module, given = taken(rest, _takes_norm, (SparseBatchNorm,), (SparseReLU,))
             else:
                 module = rest.pop()
-            if given:
-                given["valid"] = None if input.kept is None else input.kept.num_unpadded
-                input = input.replace_feature(batch_norm(module, input.features, **given))
+            if given and _takes_norm(module):
+                input = module.followed(input, **given)
+            elif given:
+                input = normalised(module, input, **given)
             elif is_spconv_module(module):
                 input = module(input)
             elif len(input.indices):
@@ -95,9 +102,19 @@ class SparseSequential(SparseModule):
         return input
 
 
-def _never(module: nn.Module) -> bool:
-    """Convolutions of spconv take no norm."""
-    return False
+def _takes_norm(module: nn.Module) -> bool:
+    return isinstance(module, SparseModule) and module.takes_norm()
+
+
+def normalised(
+    norm: nn.Module | None, input: SparseConvTensor, activation: str | None = None
+) -> SparseConvTensor:
+    """act(norm(input)) as a pass of its own."""
+    if norm is None:
+        return input.replace_feature(Epilogue(activation=activation)(input.features))
+    valid = None if input.kept is None else input.kept.num_unpadded
+    feats = batch_norm(norm, input.features, activation=activation, valid=valid)
+    return input.replace_feature(feats)
 
 
 class _OnFeatures:
