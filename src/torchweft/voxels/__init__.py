@@ -10,6 +10,7 @@ from torchweft.voxels.layers import checkpoints, norm, pooling, sequential
 from torchweft.voxels.layers import convolution as convolution_layers  # a folder has the name
 from torchweft.voxels.layers.checkpoints import *  # noqa: F403
 from torchweft.voxels.layers.convolution import *  # noqa: F403
+from torchweft.voxels.layers.module import SparseModule
 from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.sequential import *  # noqa: F403
@@ -31,6 +32,7 @@ __all__ = [
     "Group",
     "KernelMap",
     "KernelMapMasks",
+    "SparseModule",
     "SparseTensor",
     "build_masks",
     "cat",

@@ -30,7 +30,7 @@ from torchweft.voxels import (
     SubMConv3d,
     cat,
 )
-from torchweft.voxels.layers.convolution import SparseModule
+from torchweft.voxels.layers.module import SparseModule
 
 __all__ = ["Segmenter", "confusion", "fit", "gathered", "plain", "predicted", "step_of"]
 

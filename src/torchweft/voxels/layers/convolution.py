@@ -1,4 +1,4 @@
-"""Modules on sparse tensors: base class, and convolutions in 1 to 4 dimensions.
+"""Modules of sparse convolutions in 1 to 4 dimensions.
 
     out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
 
@@ -18,15 +18,15 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.backend import check_torch_only
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
 from torchweft.voxels.convolution.functions import conv_of_geometry, conv_undone
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
+from torchweft.voxels.layers.module import SparseModule, check_statistics, feats_of
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import mode_of
-from torchweft.voxels.maps.tensor import SparseTensor, cat
-from torchweft.voxels.norms.functions import batch_norm, by_batch, convolutions_part
+from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.norms.functions import batch_norm, convolutions_part
 
 __all__ = [
     "SparseConv1d",
@@ -47,61 +47,12 @@ __all__ = [
     "SparseInverseConv3d",
     "SparseInverseConv4d",
     "SparseInverseConvolution",
-    "SparseModule",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3D",
     "SubMConv3d",
     "SubMConv4d",
 ]
-
-
-class SparseModule(nn.Module):
-    """A base class of modules that take a SparseTensor.
-
-    In SparseSequential, modules that do not derive from it are applied to the features.
-
-    Example:
-        >>> import torch
-        >>> from torchweft import voxels
-        >>> class Twice(voxels.SparseModule):
-        ...     def forward(self, tensor):
-        ...         self.check(tensor)
-        ...         return tensor.replace(2 * tensor.F)
-        >>> x = voxels.SparseTensor(torch.ones(1, 1), torch.tensor([[0, 4]]))
-        >>> Twice()(x).F
-        tensor([[2.]])
-    """
-
-    def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
-        """Raise unless the argument is a SparseTensor, with these channels if given.
-
-        Raises:
-            DTypeError: it is not a SparseTensor.
-            ShapeError: it has other channels.
-        """
-        name = type(self).__name__
-        if not isinstance(tensor, SparseTensor):
-            raise DTypeError(
-                f"{name} was given a {type(tensor).__name__}: it takes a "
-                "torchweft.voxels.SparseTensor. "
-                "Chain modules with SparseSequential, or wrap feats with tensor.replace(feats)."
-            )
-        if channels is not None and tensor.feats.shape[1] != channels:
-            raise ShapeError(
-                f"feats are {tuple(tensor.feats.shape)} but {name} was built for {channels} "
-                f"channels: feats must be (N, {channels}). Build it for {tensor.feats.shape[1]}, "
-                "or correct the layer before it."
-            )
-
-    def _use_torch(self, backend: str | None) -> None:
-        """Set the backend of a module that only torch's operations compute.
-
-        Raises:
-            BackendError: another than "torch" is requested.
-        """
-        check_torch_only(self, backend)
-        self.backend = backend
 
 
 class SparseConvolution(SparseModule):
@@ -244,9 +195,13 @@ class SparseConvolution(SparseModule):
         if norm is None and residual is None and activation is None:
             return self._convolved(tensor, coordinates, NO_EPILOGUE)
         self._check_norm(norm)
-        inside = self._inside(tensor, norm, residual, activation)
-        if inside is not None:
-            return self._convolved(tensor, coordinates, inside)
+        after = None
+        if residual is None or self.geometry.mode == "submanifold":  # its voxels are the input's
+            feats = None if residual is None else feats_of(residual, tensor)
+            operands = tensor.feats, self.weight, self.bias
+            after = convolutions_part(norm, operands, feats, activation)
+        if after is not None:
+            return self._convolved(tensor, coordinates, after)
         found = self._convolved(tensor, coordinates, NO_EPILOGUE)
         return _followed(found, norm, residual, activation)
 
@@ -260,20 +215,6 @@ class SparseConvolution(SparseModule):
         requested = self.groups, self.precision, self.backend
         rest = self.indice_key, coordinates, self
         return conv_of_geometry(tensor, operands, self.geometry, requested, *rest)
-
-    def _inside(
-        self,
-        tensor: SparseTensor,
-        norm: Any,
-        residual: SparseTensor | None,
-        activation: str | None,
-    ) -> Epilogue | None:
-        """What the convolution's own pass does as well; None if it cannot."""
-        if residual is not None and self.geometry.mode != "submanifold":
-            return None  # the output's voxels are not known yet
-        feats = None if residual is None else feats_of(residual, tensor)
-        operands = tensor.feats, self.weight, self.bias
-        return convolutions_part(norm, operands, feats, activation)
 
     def _check_norm(self, norm: Any) -> None:
         if norm is None:
@@ -776,34 +717,6 @@ def _channels(**given: SupportsIndex) -> tuple[int, ...]:
                 "or another number of channels."
             )
     return found
-
-
-def feats_of(tensor: SparseTensor, on: SparseTensor) -> Tensor:
-    """A residual's features on the voxels of another tensor, in its order."""
-    if not isinstance(tensor, SparseTensor):
-        raise DTypeError(
-            f"residual is a {type(tensor).__name__}: it must be a torchweft.voxels.SparseTensor. "
-            "Pass tensor.replace(feats)."
-        )
-    if tensor.coordinates is on.coordinates:
-        return tensor.feats
-    return cat([on, tensor]).feats[:, on.feats.shape[1] :]
-
-
-def check_statistics(module: nn.Module, tensor: SparseTensor) -> None:
-    """Raise where torch's batch norm would see the voxels of this rank alone.
-
-    Raises:
-        ShapeError: a batch norm of torch by the statistics of its batch, on voxels that are spread
-            over ranks.
-    """
-    if tensor.coordinates.shards is None or not isinstance(module, nn.BatchNorm1d):
-        return
-    if by_batch(module):
-        raise ShapeError(
-            "torch.nn.BatchNorm1d was given voxels that are spread over ranks: its statistics "
-            "would be of this rank's voxels alone. Use SparseBatchNorm, which has its state."
-        )
 
 
 def _followed(

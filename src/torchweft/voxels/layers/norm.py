@@ -21,7 +21,7 @@ from torchweft.core.collectives import all_sum, world
 from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 from torchweft.voxels.convolution.epilogue import Epilogue
-from torchweft.voxels.layers.convolution import SparseModule, feats_of
+from torchweft.voxels.layers.module import SparseModule, feats_of
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
 from torchweft.voxels.maps.tensor import SparseTensor
 from torchweft.voxels.norms.functions import batch_norm, by_batch, rank_norm

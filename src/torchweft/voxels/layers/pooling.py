@@ -31,7 +31,7 @@ from torchweft.core.operators.operator import LIBRARY, Call, Operator
 from torchweft.core.tables import indptr_of
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Size
-from torchweft.voxels.layers.convolution import SparseModule
+from torchweft.voxels.layers.module import SparseModule
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse, kernel_map
 

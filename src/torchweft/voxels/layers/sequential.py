@@ -6,12 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from torchweft.voxels.layers.convolution import (
-    SparseConvolution,
-    SparseInverseConvolution,
-    SparseModule,
-    check_statistics,
-)
+from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
+from torchweft.voxels.layers.module import SparseModule, check_statistics
 from torchweft.voxels.layers.norm import SparseBatchNorm
 from torchweft.voxels.maps.tensor import SparseTensor
 from torchweft.voxels.norms.functions import batch_norm

@@ -156,8 +156,8 @@ def convolutions_part(
     elif by_batch(norm):
         return None
     else:
-        weight, bias, mean, var = _state(norm)
-        after = Epilogue(weight, bias, residual, mean, var, activation, norm.eps)
+        tensors = norm.weight, norm.bias, residual, norm.running_mean, norm.running_var
+        after = Epilogue(*tensors, activation, norm.eps)
     return None if observed(*operands, *after[:3]) else after
 
 

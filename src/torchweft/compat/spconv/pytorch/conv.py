@@ -19,7 +19,6 @@ from torchweft import voxels
 from torchweft.compat.spconv import constants
 from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd, written
-from torchweft.compat.spconv.pytorch.modules import normalised
 from torchweft.compat.spconv.pytorch.windows import WindowModule
 from torchweft.compat.voxels import are_rows_of
 from torchweft.errors import DTypeError, ShapeError
@@ -150,21 +149,14 @@ class SparseConvolution(WindowModule):
     def followed(
         self, input: SparseConvTensor, norm: nn.Module | None = None, activation: str | None = None
     ) -> SparseConvTensor:
-        """act(norm(self(input))); without gradients it is a part of the convolution.
-
-        Args:
-            input: the voxels.
-            norm: torch's BatchNorm1d, or a module with its attributes.
-            activation: a name of `voxels.convolution.epilogue.ACTIVATIONS`.
-        """
+        """See SparseModule; without gradients all is a part of the convolution."""
         after = None
         if not self.conv1x1:
             operands = input.features, self.weight, self.bias
             after = convolutions_part(norm, operands, activation=activation)
-        if after is not None:
-            return self._result(input, after)
-        outputs = self._result(input, NO_EPILOGUE)
-        return normalised(norm, outputs, activation) if len(outputs.indices) else outputs
+        if after is None:
+            return super().followed(input, norm, activation)
+        return self._result(input, after)
 
     def check(self, input: object) -> None:
         """As for other layers; checks the channels too."""

@@ -41,8 +41,21 @@ class SparseModule(nn.Module):
         self._sparse_unique_name = ""
 
     def takes_norm(self) -> bool:
-        """Whether `followed` is there, and computes what `forward` and the modules after it do."""
+        """Whether `followed` can be less work than the modules one after the other."""
         return False
+
+    def followed(
+        self, input: SparseConvTensor, norm: nn.Module | None = None, activation: str | None = None
+    ) -> SparseConvTensor:
+        """act(norm(self(input))), where the norm is left out of a result without voxels.
+
+        Args:
+            input: the voxels.
+            norm: torch's BatchNorm1d, or a module with its attributes.
+            activation: a name of `voxels.convolution.epilogue.ACTIVATIONS`.
+        """
+        outputs: SparseConvTensor = self(input)
+        return normalised(norm, outputs, activation) if len(outputs.indices) else outputs
 
 
 class SparseSequential(SparseModule):
@@ -91,7 +104,7 @@ class SparseSequential(SparseModule):
                 module, given = taken(rest, _takes_norm, (SparseBatchNorm,), (SparseReLU,))
             else:
                 module = rest.pop()
-            if given and _takes_norm(module):
+            if given and isinstance(module, SparseModule):
                 input = module.followed(input, **given)
             elif given:
                 input = normalised(module, input, **given)
