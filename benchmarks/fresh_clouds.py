@@ -8,10 +8,10 @@ For each network and program the median wall time in milliseconds of a call
     captured    on that cloud, as a CUDA graph
 
 and of the same network in the layers of spconv and of spconv-triton, where they are installed, with
-the same weights on fresh clouds.  Fresh clouds differ in their first few voxels.  Of one fresh
-inference also the kernels on the GPU, and how often the host waits for what kernels write into its
-memory, or where torch waits; of each peer the largest difference of its scores, over the largest
-score.
+the same weights on fresh clouds.  Fresh clouds differ in their first few voxels.  The four take
+turns, so that other load on the host is on all of them.  Of one fresh inference also the kernels on
+the GPU, and how often the host waits for what kernels write into its memory, or where torch waits;
+of each peer the largest difference of its scores, over the largest score.
 
 Ours are measured before a peer is imported.  spconv-triton tunes its kernels at the first calls,
 four minutes and more a network: `--peers spconv` is without it.  SpUNet is written in spconv's
@@ -147,7 +147,7 @@ def of_ours(network: Network, given: Given) -> dict[str, Any]:
         },
         "waits": waits(fresh),
         "difference": {},
-        "ms": {"maps": {"fresh": milliseconds(on_fresh(ours, prepared(ours), clouds))}},
+        "ms": {"maps": milliseconds({"fresh": on_fresh(ours, prepared(ours), clouds)})},
     }
     for name, program in network.programs.items():
         ours.network.train(name != "forward")
@@ -164,8 +164,8 @@ def add_peer(found: dict[str, Any], network: Network, given: Given, peer: str) -
     clouds = [given.without(count) for count in LEFT_OUT]
     for name, program in network.programs.items():
         theirs.network.train(name != "forward")
-        ms = milliseconds(on_fresh(theirs, program(theirs.network), clouds))
-        found["ms"][name][peer] = ms
+        ms = milliseconds({peer: on_fresh(theirs, program(theirs.network), clouds)})
+        found["ms"][name] |= ms
         print(name, ms, flush=True)
 
 
@@ -188,12 +188,14 @@ def by_ways(ours: Subject, kept: Any, call: Call, clouds: Sequence[Given]) -> di
     def replayed(tensor: Any, labels: Tensor) -> Tensor:
         return padded(ready(tensor, labels), labels)
 
-    return {
-        "fresh": milliseconds(on_fresh(ours, call, clouds)),
-        "padded": milliseconds(on_fresh(ours, replayed, clouds)),
-        "kept": milliseconds(lambda: call(kept, labels)),
-        "captured": milliseconds(lambda: recorded(kept, labels)),
-    }
+    return milliseconds(
+        {
+            "fresh": on_fresh(ours, call, clouds),
+            "padded": on_fresh(ours, replayed, clouds),
+            "kept": lambda: call(kept, labels),
+            "captured": lambda: recorded(kept, labels),
+        }
+    )
 
 
 def on_fresh(
@@ -324,16 +326,17 @@ NETWORKS = {
 }
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    """The median wall time of a call and of all that it launched."""
-    times = []
+def milliseconds(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The median wall time of each call and of all that it launched; calls take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for n in range(WARM + REPEATS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times += [time.perf_counter() - begin] if n >= WARM else []
-    return 1000 * statistics.median(times)
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times[name] += [time.perf_counter() - begin] if n >= WARM else []
+    return {name: 1000 * statistics.median(of) for name, of in times.items()}
 
 
 def waits(call: Callable[[], object]) -> int | str:
