@@ -26,7 +26,6 @@ __all__ = [
     "assign_name_for_sparse_modules",
     "is_sparse_conv",
     "is_spconv_module",
-    "normalised",
 ]
 
 
@@ -60,6 +59,9 @@ class SparseModule(nn.Module):
 
 class SparseSequential(SparseModule):
     """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    A batch norm and an activation after a convolution run as one pass, and in inference as a part
+    of the convolution; modules with hooks run by themselves.
 
     Args:
         *args: modules, or one OrderedDict of them.
