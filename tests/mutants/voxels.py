@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "a norm in training is folded into its convolution",
-        "        if by_batch(norm):\n            return None\n",
+        "    elif by_batch(norm):\n        return None\n",
         "",
         FOLLOWING,
     ),
