@@ -156,7 +156,10 @@ def texts(picture):
 
 
 def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
-    """Red before: the fastest peer of all, and its time on the processor as the GPU's."""
+    """Red before: the fastest peer of all, and its time on the processor as the GPU's.
+
+    And both times of the peer with the least wall time, beside a lead over two peers.
+    """
     monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
     rows, _ = measured()
     peers = [("wrong", 1.0, 1.5, 57.0), ("a", 5.0, 30.0, 0.5), ("b", 8.0, 10.0, 0.5)]
@@ -171,6 +174,15 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     found = texts(picture)
     assert found.count("2.5") == 2
     assert {"dot, forward, torch", "GPU", "wall"} <= set(found)
+
+
+def test_a_peer_as_fast_as_the_fastest_is_named_alone(tmp_path, monkeypatch):
+    """Of two whose GPU times read the same; seen red with both names beside one number."""
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": {"dot": "a product"}})
+    rows, _ = measured()
+    folder = with_peers(tmp_path, rows, ("a", 5.0, 30.0, 0.5), ("b", 5.0001, 10.0, 0.5))
+    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
+    assert f"| a product | {rows[0].gpu} | 2 / 4 · b 5 / 10 · **2.5 / 2.5** |" in readme
 
 
 def test_lines_without_a_right_peer_have_no_lead(tmp_path, monkeypatch):
@@ -209,8 +221,7 @@ def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
 def test_eager_calls_are_compared_with_eager_calls(tmp_path):
     """Seen red with all ways of a peer beside our eager call, and with our fastest on the GPU.
 
-    And with a call that is compiled and captured as an eager one, and with one peer's times beside
-    a lead over two.
+    And with a call that is compiled and captured as an eager one.
     """
     rows, _ = measured()
     ours = dataclasses.replace(rows[0], suite="potential", case="512 atoms forces")

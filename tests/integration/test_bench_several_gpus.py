@@ -148,7 +148,10 @@ def test_the_clock_is_the_least_since_a_moment(monkeypatch, tmp_path):
 
 
 def test_programs_stand_on_the_page():
-    """Seen red with: dynamics left out of the list, drifts of 50 steps beside those of 10,000."""
+    """Seen red with: dynamics left out of the list, drifts of 50 steps beside those of 10,000.
+
+    And with second runs on a machine left out.
+    """
     text = programs_section(ROOT / "benchmarks" / "results")
     for title in ("Dynamics without a thermostat", "Training", "Several GPUs"):
         assert f"### {title}, NVIDIA H" in text

@@ -40,8 +40,16 @@ MUTANTS = [
     ),
     Mutant(
         "a convolution of spconv's leaves out the norm that it takes",
-        "after = convolutions_part(norm, operands, activation=activation)",
-        "after = convolutions_part(None, operands, activation=activation)",
+        "after = epilogue_of(norm, operands, activation=activation)",
+        "after = epilogue_of(None, operands, activation=activation)",
+        f"{SPCONV} -k what_follows",
+    ),
+    Mutant(
+        "an inverse convolution of spconv's leaves out what it takes",
+        "        operands = tensor.feats, self._matrices(), self.bias, after\n"
+        "        found = conv_undone",
+        "        operands = tensor.feats, self._matrices(), self.bias, NO_EPILOGUE\n"
+        "        found = conv_undone",
         f"{SPCONV} -k what_follows",
     ),
     Mutant(

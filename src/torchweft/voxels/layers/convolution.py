@@ -26,7 +26,7 @@ from torchweft.voxels.layers.module import SparseModule, check_statistics, feats
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import mode_of
 from torchweft.voxels.maps.tensor import SparseTensor
-from torchweft.voxels.norms.functions import batch_norm, convolutions_part
+from torchweft.voxels.norms.functions import batch_norm, epilogue_of
 
 __all__ = [
     "SparseConv1d",
@@ -199,7 +199,7 @@ class SparseConvolution(SparseModule):
         if residual is None or self.geometry.mode == "submanifold":  # its voxels are the input's
             feats = None if residual is None else feats_of(residual, tensor)
             operands = tensor.feats, self.weight, self.bias
-            after = convolutions_part(norm, operands, feats, activation)
+            after = epilogue_of(norm, operands, feats, activation)
         if after is not None:
             return self._convolved(tensor, coordinates, after)
         found = self._convolved(tensor, coordinates, NO_EPILOGUE)

@@ -31,7 +31,7 @@ from torchweft.voxels.norms import launch, torch_path
 from torchweft.voxels.norms.launch import Running
 from torchweft.voxels.norms.operator import batch_norm_op
 
-__all__ = ["BatchNorm", "batch_norm", "by_batch", "convolutions_part", "rank_norm"]
+__all__ = ["BatchNorm", "batch_norm", "by_batch", "epilogue_of", "rank_norm"]
 
 BatchNorm: TypeAlias = Any
 """torch.nn.BatchNorm1d, or a module with its attributes."""
@@ -135,15 +135,16 @@ def by_batch(norm: BatchNorm) -> bool:
     return bool(norm.training) or norm.running_mean is None
 
 
-def convolutions_part(
+def epilogue_of(
     norm: BatchNorm | None,
     operands: Sequence[Tensor | None],
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Epilogue | None:
-    """act(norm(y) + residual) as a part of the convolution that computes y; None if it cannot be.
+    """The epilogue act(norm(y) + residual) of the convolution that computes y.
 
-    It can without gradients, and with a norm of running statistics.
+    None where a pass of its own must compute it: gradients are recorded, the norm takes statistics
+    of its batch, or the call is compiled, transformed or watched.
 
     Args:
         norm: torch.nn.BatchNorm1d, a module with its attributes, or None.

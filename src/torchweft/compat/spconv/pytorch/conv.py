@@ -25,7 +25,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.convolution.functions import conv_of_geometry, conv_undone
 from torchweft.voxels.maps.kernel_map import Maps
-from torchweft.voxels.norms.functions import convolutions_part
+from torchweft.voxels.norms.functions import epilogue_of
 
 __all__ = [
     "DEFAULT_SPARSE_CONV_TYPES",
@@ -143,17 +143,17 @@ class SparseConvolution(WindowModule):
         return outputs if add_input is None else outputs + add_input
 
     def takes_norm(self) -> bool:
-        """Unless a derived class computes something else."""
+        """Whether `forward` is this class's own: that of a derived class may compute more."""
         return type(self).forward is SparseConvolution.forward
 
     def followed(
         self, input: SparseConvTensor, norm: nn.Module | None = None, activation: str | None = None
     ) -> SparseConvTensor:
-        """See SparseModule; without gradients all is a part of the convolution."""
+        """See SparseModule; in inference the convolution computes all in its own pass."""
         after = None
         if not self.conv1x1:
             operands = input.features, self.weight, self.bias
-            after = convolutions_part(norm, operands, activation=activation)
+            after = epilogue_of(norm, operands, activation=activation)
         if after is None:
             return super().followed(input, norm, activation)
         return self._result(input, after)

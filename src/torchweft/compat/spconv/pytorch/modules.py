@@ -40,7 +40,7 @@ class SparseModule(nn.Module):
         self._sparse_unique_name = ""
 
     def takes_norm(self) -> bool:
-        """Whether `followed` can be less work than the modules one after the other."""
+        """Whether `followed` may take less time than the modules one after the other."""
         return False
 
     def followed(
@@ -60,8 +60,8 @@ class SparseModule(nn.Module):
 class SparseSequential(SparseModule):
     """Modules one after the other: sparse ones take the tensor, all others its features.
 
-    A batch norm and an activation after a convolution run as one pass, and in inference as a part
-    of the convolution; modules with hooks run by themselves.
+    A batch norm and an activation after a convolution run as one pass; in inference the convolution
+    computes them in its own.  A module with hooks runs by itself.
 
     Args:
         *args: modules, or one OrderedDict of them.
