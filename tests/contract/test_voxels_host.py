@@ -52,7 +52,7 @@ def test_a_warm_call_on_the_cpu(shuffled):
     for _ in range(2):
         forward().sum().backward()
     found = calls(forward)
-    assert len(found) <= 36, found
+    assert len(found) <= 37, found
     y = forward()
     found = calls(lambda: y.backward(y.detach()))
     assert len(found) <= 40, found
@@ -64,7 +64,7 @@ def test_a_warm_call_on_a_gpu(on_gpu):
     for _ in range(2):
         forward().sum().backward()
     found = calls(forward)
-    assert len(found) <= 36, found
+    assert len(found) <= 37, found
     y = forward()
     found = calls(lambda: y.backward(y.detach()))
     assert len(found) <= 46, found
@@ -104,7 +104,7 @@ def test_warm_inference_compares_no_tensors(monkeypatch, on_gpu):
 
     monkeypatch.setattr(torch.Tensor, "__eq__", compared)
     found = calls(forward)
-    assert len(found) <= 42, found
+    assert len(found) <= 43, found
 
 
 def expected(layer, tensor):

@@ -14,6 +14,7 @@ from torchweft.core.operators.call_cache import CallCache
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, NO_EPILOGUE, Epilogue
+from torchweft.voxels.convolution.functions import CONV_PRECISIONS
 from torchweft.voxels.convolution.launch import LEAST_UNITS, MOST_ADDED, PAIRS_PER_UNIT
 from torchweft.voxels.maps.gpu import tiles as preparation
 
@@ -22,6 +23,7 @@ DTYPES = {
     "fp64": torch.float64,
     "fp32": torch.float32,
     "tf32": torch.float32,
+    "tf32x3": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
@@ -77,7 +79,7 @@ def check(kind, offsets, n_in, n_out, c, d, groups=1, order=None, **other):
 
 
 def check_convolve(kind, x, weight, sources, order, groups=1, **other):
-    precision = "tf32" if kind == "tf32" else "ieee"
+    precision = kind if kind in CONV_PRECISIONS else "ieee"
     y = launch.convolve(x, weight, sources, order, groups=groups, precision=precision, **other)
     used = weight.flip(0) if other.get("flip") else weight
     exact, terms = by_loop(x.double(), used.double(), sources, groups)
@@ -101,7 +103,7 @@ def magnitudes(after):
 
 
 def check_gradient(kind, x, g, sources, order, groups=1):
-    precision = "tf32" if kind == "tf32" else "ieee"
+    precision = kind if kind in CONV_PRECISIONS else "ieee"
     dw = launch.weight_gradient(x, g, sources, order, groups=groups, precision=precision)
     exact, terms = gradient_by_loop(x.double(), g.double(), sources, groups)
     size, _ = gradient_by_loop(x.double().abs(), g.double().abs(), sources, groups)
@@ -112,6 +114,28 @@ def check_gradient(kind, x, g, sources, order, groups=1):
 @pytest.mark.parametrize("kind", DTYPES)
 def test_dtypes(kind):
     check(kind, 27, 60, 80, 20, 24)
+
+
+@pytest.mark.parametrize(
+    ("precision", "c", "read"),
+    [("ieee", 16, 2), ("tf32", 16, 1), ("tf32x3", 16, 1), ("tf32", 8, 2)],
+)
+@pytest.mark.parametrize("axis", [1, 2])
+def test_dots_read_float32_weights_along_their_axis(monkeypatch, precision, c, read, axis):
+    """Whichever axis of the weight is contiguous, kernels get what they read fast."""
+    monkeypatch.setattr(launch, "_convolvers", CallCache())
+    monkeypatch.setattr(launch, "_gpu_of", lambda device: launch.Gpu(True, True, 232_448, 132))
+    plain, strides = launch.kernel_for, []
+
+    def kernel_for(name, numbers, *others):
+        strides.append(numbers[-2:])
+        return plain(name, numbers, *others)
+
+    monkeypatch.setattr(launch, "kernel_for", kernel_for)
+    sources, x, weight = tables(3, 20, 30), draw("fp32", 20, c), draw("fp32", 3, c, 24)
+    given = weight if axis == 2 else weight.transpose(1, 2).contiguous().transpose(1, 2)
+    check_convolve("fp32" if precision == "ieee" else precision, x, given, sources, None)
+    assert strides == [(1, c) if read == 1 else (24, 1)]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,13 @@ DOCSTRINGS = "tests/integration/test_docstrings.py"
 
 MUTANTS = [
     Mutant(
+        "kernels read float32's weights along whichever axis is contiguous",
+        "return weight.transpose(1, 2).contiguous().transpose(1, 2)",
+        "return weight",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
         "loops of a strided layer round offsets toward zero",
         "-(offsets // s), offsets % s",
         "-offsets // s, offsets % s",

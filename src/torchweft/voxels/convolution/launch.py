@@ -127,7 +127,7 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    passes = _passes(weight, y, after)
+    weight, passes = _laid_out_for_dots(weight, precision), _passes(weight, y, after)
     with current_device(x):
         for number, (out, step) in enumerate(passes):
             operands = x, weight, out
@@ -144,6 +144,21 @@ def convolve(
             tables = (tiles.lists, tiles.halves, tiles.rows, tiles.turns[halves - 1])
             kernel(programs, (*operands, *steps, *tables))
     return y
+
+
+def _laid_out_for_dots(weight: Tensor, precision: str) -> Tensor:
+    """The weight, contiguous along the axis along which dots of float32 read it.
+
+    Warp groups that multiply in TF32 read it along the channels summed, other dots along the
+    channels written.  Where the other axis is contiguous, Triton copies 4 bytes at a time to shared
+    memory, and a convolution takes 3 to 5 times as long on an H200.
+    """
+    if weight.dtype != torch.float32:
+        return weight
+    in_groups = precision != "ieee" and _gpu_of(weight.device).wgmma
+    if in_groups and weight.shape[1] > FOLDED_CHANNELS:
+        return weight.transpose(1, 2).contiguous().transpose(1, 2)
+    return weight.contiguous()
 
 
 def _passes(weight: Tensor, y: Tensor, after: Epilogue) -> tuple[tuple[Tensor, Epilogue], ...]:
@@ -191,14 +206,15 @@ def _convolver_of(
             columns = -(-channels // tile.blocks[1])
         else:
             numbers = (c, d, groups, *strides)
-            constants += (_precision(precision, x.dtype, gpu),)
+            precision = _precision(precision, x.dtype, gpu)
+            constants += (precision,)
             if c <= FOLDED_CHANNELS:
                 function, tile = "fold_kernel", fold_tile(d, size)
                 constants += (1 << (c - 1).bit_length(),)
             else:
                 function = "convolve_kernel"
                 along = strides[3] == 1 and after.activation != "gelu"
-                tile = convolve_tile(c, d, size, along, gpu, few)
+                tile = convolve_tile(c, d, size, along, gpu, few, precision == "tf32")
                 constants += (c % tile.blocks[2] == 0, d % tile.blocks[1] == 0)
             columns = groups * -(-d // tile.blocks[1])
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, x.device, kinds)
@@ -219,7 +235,8 @@ def _convolver_calls(
     flip: bool,
 ) -> list[Call]:
     """The calls of `convolve`; any int32 tensor stands for tables that may not exist yet."""
-    turns, calls = table if len(y) <= MOST_SORTED else None, []
+    turns, calls = table if len(y) <= MOST_SORTED else None, list[Call]()
+    weight = _laid_out_for_dots(weight.detach(), precision)
     for out, step in _passes(weight, y, after):
         operands = x, weight, out
         kernel, *_ = _convolver_of(operands, groups, precision, step, flip)
@@ -395,11 +412,12 @@ def _differentiator_of(
             function = "depthwise_gradient_kernel"
             numbers: tuple[int, ...] = (d, channels, *strides)
         else:
-            tile = gradient_tile(c, d, size, gpu)
+            tf32 = _precision(precision, x.dtype, gpu) == "tf32"
+            tile = gradient_tile(c, d, size, gpu, tf32)
             matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
             function, numbers = "weight_gradient_kernel", (c, d, groups, *strides)
             even = c % tile.blocks[0] == 0, d % tile.blocks[1] == 0
-            more = (_precision(precision, x.dtype, gpu), *even)
+            more = ("tf32" if tf32 else "ieee", *even)  # float32's own products beat three in TF32
         most = _most_shares(k, matrix_tiles, tile)
         constants, where = (k, padded(k), most == 0, wide, mirrored, *more), (x.device, *kinds)
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)
@@ -451,7 +469,9 @@ def _gpu_of(device: torch.device) -> Gpu:
     return Gpu(properties.major == 9, has_tf32(device), shared, processors)
 
 
-def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu, few: bool) -> Tile:
+def convolve_tile(
+    c: int, d: int, itemsize: int, along: bool, gpu: Gpu, few: bool, tf32: bool = False
+) -> Tile:
     """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
 
     Args:
@@ -462,10 +482,13 @@ def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu, few: boo
             GELU needs the registers.
         gpu: the GPU.
         few: whether tiles of 128 rows leave processors without work.
+        tf32: whether factors are rounded to TF32.
     """
     m, n, k, warps, stages = 64, _side(d, 64), _side(c, 64), 4, 3
     if itemsize == 8:
-        n, k, stages = _side(d, 32), _side(c, 16), 2
+        n, k = _side(d, 32), _side(c, 16)
+    elif tf32 and gpu.wgmma:
+        m, n, k = 64 if few else 128, _side(d, 128), _side(c, 32)
     elif itemsize == 4 or not gpu.wgmma:
         k = _side(c, 32)
     elif d > 64:
@@ -489,10 +512,19 @@ def depthwise_tile(channels: int, itemsize: int) -> Tile:
     return Tile((64, _side(channels, 256 // itemsize)), 4, 2)
 
 
-def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
-    """(BLOCK_C, BLOCK_D) of `weight_gradient_kernel` for c channels to d."""
+def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu, tf32: bool = False) -> Tile:
+    """(BLOCK_C, BLOCK_D) of `weight_gradient_kernel` for c channels to d.
+
+    Warp groups want TF32's pairs contiguous, but rows are: two warps multiply without.
+    """
     if itemsize == 8:
-        tile = Tile((_side(c, 32), _side(d, 32)), 4, 2)
+        tile = Tile((_side(c, 32), _side(d, 64)), 4, 2)
+    elif tf32 and gpu.wgmma:
+        tile = Tile((_side(c, 64), _side(d, 128)), 2, 2)
+    elif itemsize == 4 and gpu.wgmma and d > 64:
+        tile = Tile((_side(c, 64), 128), 8, 2)
+    elif itemsize == 4 and gpu.wgmma:
+        tile = Tile((_side(c, 32), _side(d, 64)), 4, 3)
     elif itemsize == 4 or not gpu.wgmma or max(c, d) <= 64:
         tile = Tile((_side(c, 64), _side(d, 64)), 4, 3)
     elif c > 64 and 128 < d <= 512:
