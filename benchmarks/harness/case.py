@@ -57,7 +57,7 @@ class Case(NamedTuple):
     phases: tuple[str, ...] = ("forward", "forward+backward", "second")
     dtype: torch.dtype = torch.float32
     matrix: bool = False  # the small product is a matrix product
-    tf32: bool = False  # float32 matrix products may round their factors to TF32
+    tf32: bool = False  # float32 matrix products may cut their factors off to TF32
     check_batch: int | None = None
     backends: tuple[str | None, ...] = (None,)
 

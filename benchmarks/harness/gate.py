@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 class Exact(NamedTuple):
     """What a phase must give: per result the value, S and K of `torchweft.testing.error_bound`.
 
-    tf32: whether factors of products may be rounded to TF32.
+    tf32: whether factors of products may be cut off to TF32.
     """
 
     values: Results

@@ -83,6 +83,15 @@ def test_silent_tf32_does_not_and_declared_tf32_does():
     assert_within_bound(out, exact, magnitude, 256, tf32=True)
 
 
+def test_factors_that_tf32_cuts_off_most():
+    """Factors of one sign just below a number of 11 bits: a round-off of 2⁻¹¹ is half of it."""
+    x = torch.full((9, 64), 1 + 2.0**-10 - 2.0**-23)
+    out = torch.full((9,), 64.0)  # each is 1 of 11 bits
+    products = x.double() ** 2
+    assert float(bound_ratio(out, *[products.sum(1)] * 2, 64, tf32=True).max()) > 0.99
+    assert_within_bound(out, products.sum(1), products.sum(1), 64, tf32=True)
+
+
 def test_a_result_that_is_stored_on_the_way_is_allowed_for():
     x, y = (torch.randn(9, 50, generator=torch.Generator().manual_seed(s)).half() for s in (0, 1))
     out = (x * y).float().sum(1).half()  # each product is rounded to half

@@ -282,7 +282,7 @@ def fully_connected_geometric_product(
         ShapeError, DTypeError, DeviceError: tensors that do not fit the algebra or each other.
         BackendError: a backend was requested and cannot serve.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms per number; where torch allows TF32, 2⁻¹⁰
+    Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|W x y|, K terms per number; where torch allows TF32, 2⁻⁹
     of the sum more.
 
     Cost: P matrix products (batch, F_in) @ (F_in, F_out).

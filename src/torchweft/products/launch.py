@@ -197,7 +197,7 @@ class ProductCall(NamedTuple):
     channels: tuple[int, ...]  # of a result row
     dtype: torch.dtype  # of the result
     device: torch.device
-    tf32: bool  # whether dots may round fp32 factors to TF32
+    tf32: bool  # whether dots may cut fp32 factors off to TF32
 
     @property
     def wide(self) -> torch.dtype:

@@ -4,7 +4,8 @@
 
 `exact` is the float64 oracle of the same inputs, S the oracle of their absolute values, K the
 number of terms that an element sums; u_out and u_acc are the unit round-offs of the result and of
-the accumulator, u_in is 2⁻¹¹ where a call allows TF32, else 0.  Rounding errors of random signs
+the accumulator, u_in is 2⁻¹⁰ where a call allows TF32, else 0: tensor cores read 11 significant
+bits of a float32 and ignore the others, so they do not round it.  Rounding errors of random signs
 grow with √K, so inputs must be random: constants break the bound (and prove nothing).
 
 That is for sums of products.  What holds a root or a transcendental function is measured against
@@ -25,7 +26,7 @@ __all__ = [
     "plain_error",
 ]
 
-TF32_ROUND_OFF = 2.0**-11
+TF32_CUT_OFF = 2.0**-10
 
 
 def error_bound(
@@ -44,12 +45,12 @@ def error_bound(
         magnitude: S, the oracle of the absolute values of the inputs, like `exact`.
         terms: K, one number or one per element.
         dtype: of the result; sums are in float32, for float64 in float64.
-        tf32: whether the call may round the factors of its products to TF32.
+        tf32: whether the call may cut the factors of its products off to TF32.
         stored: how many results on the way are stored in `dtype`; each adds u_out·S.
     """
     accumulator = torch.float64 if dtype == torch.float64 else torch.float32
     count = torch.as_tensor(terms, dtype=torch.float64, device=exact.device).clamp(min=1)
-    of_sum = 4 * count.sqrt() * _round_off(accumulator) + 2 * TF32_ROUND_OFF * tf32
+    of_sum = 4 * count.sqrt() * _round_off(accumulator) + 2 * TF32_CUT_OFF * tf32
     of_results = _round_off(dtype) * (exact.abs() + stored * magnitude)
     return of_results + of_sum * magnitude + torch.finfo(dtype).tiny
 
@@ -85,7 +86,7 @@ def assert_within_bound(
         exact: the oracle's value, float64, of the shape of `out`.
         magnitude: S, the oracle of the absolute values of the inputs.
         terms: K, the number of terms that an element sums: one number, or one per element.
-        tf32: whether the call may round the factors of its products to TF32.
+        tf32: whether the call may cut the factors of its products off to TF32.
         stored: how many results on the way are stored in the dtype of `out`.
 
     Returns:

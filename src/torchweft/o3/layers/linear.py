@@ -87,7 +87,7 @@ class Linear(WeightedModule):
         WeftError: instructions or biases that do not fit the irreps.
 
     Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · x · weight|, K terms per number, u the unit
-    round-off of the dtype; 2⁻⁵³ for float64; where torch.backends.cuda.matmul allows TF32, 2⁻¹⁰ of
+    round-off of the dtype; 2⁻⁵³ for float64; where torch.backends.cuda.matmul allows TF32, 2⁻⁹ of
     the sum more.  Differentiable to any order.
 
     Cost: one matrix product for each item of the output.

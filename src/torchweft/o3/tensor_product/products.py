@@ -90,7 +90,7 @@ class TensorProduct(InstructedModule):
 
     Error: |z − z*| ≤ u|z*| + 4√K·2⁻²⁴·Σ|factor · C · x · y · weight|, K terms per number, u the
     unit round-off of the dtype; 2⁻⁵³ for float64; where torch.backends.cuda.matmul allows TF32,
-    modes that mix copies 2⁻¹⁰ of the sum more.  Differentiable to any order; the same bits at every
+    modes that mix copies 2⁻⁹ of the sum more.  Differentiable to any order; the same bits at every
     call.
 
     Cost: channelwise modes (uvu, uvv, uuu, uvuv) are one kernel that reads x, y and the weight and
@@ -469,7 +469,7 @@ class TensorProductConv(InstructedModule):
         irreps_out: irreps of the result (num_nodes, D_out).
         instructions: see TensorProduct.
         precision: of float32 products with radial_weight on tensor cores: "tf32x3", as exact as
-            float32, or "tf32", with factors rounded to 11 significant bits.
+            float32, or "tf32", with the first 11 significant bits of factors.
         **options: further arguments of TensorProduct, by name.  Each edge has weights of its own
             unless shared_weights or internal_weights is True.
 

@@ -88,8 +88,8 @@ def sparse_conv(
         coordinates: (N_out, 1 + d) distinct integers, the output's voxels, in their order: only
             their pairs are summed, and one without a pair is the bias.  The coordinates of another
             tensor keep the map; that to a tensor of integers is built at every call.
-        precision: of float32 products on a GPU: "ieee", "tf32" (factors rounded to 11 significant
-            bits) or "tf32x3" (three products, as exact as float32).
+        precision: of float32 products on a GPU: "ieee", "tf32" (the first 11 significant
+            bits of factors) or "tf32x3" (three products, as exact as float32).
         scale: (C_out,), float32 too where the features have 16 bits; so is shift.
         shift: (C_out,).
         residual: (N_out, C_out), features on the output's voxels.
@@ -106,7 +106,7 @@ def sparse_conv(
             its outputs are "floor" or given.
 
     Error: |z − z*| ≤ u|z*| + 4√T·2⁻²⁴·Σ|x w|, T terms per number, u the unit round-off of the
-    dtype; 2⁻⁵³ for float64; with precision="tf32" 2⁻¹⁰ of the sum more.  Differentiable to any
+    dtype; 2⁻⁵³ for float64; with precision="tf32" 2⁻⁹ of the sum more.  Differentiable to any
     order; the same bits at every call, and for every order of the rows.
 
     Cost: 2 L C_in C_out / groups operations for L pairs of voxels; the map is built once and

@@ -482,7 +482,7 @@ def convolve_tile(
             GELU needs the registers.
         gpu: the GPU.
         few: whether tiles of 128 rows leave processors without work.
-        tf32: whether factors are rounded to TF32.
+        tf32: whether factors are cut off to TF32.
     """
     m, n, k, warps, stages = 64, _side(d, 64), _side(c, 64), 4, 3
     if itemsize == 8:
