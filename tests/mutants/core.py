@@ -17,6 +17,12 @@ TYPES = "tests/integration/test_user_types.py -k mistake"
 
 MUTANTS = [
     Mutant(
+        "the bound where TF32 is allowed is that of rounded factors",
+        "TF32_CUT_OFF = 2.0**-10",
+        "TF32_CUT_OFF = 2.0**-11",
+        "tests/property/test_bounds.py",
+    ),
+    Mutant(
         "what ends with a run is not told of its error",
         "self._contexts.__exit__(kind, error, traceback)",
         "self._contexts.close()",

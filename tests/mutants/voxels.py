@@ -37,6 +37,13 @@ MUTANTS = [
         kernels=True,
     ),
     Mutant(
+        "kernels of float32 read weights that are not contiguous along the channels written",
+        "    return weight.contiguous()\n\n\ndef _passes",
+        "    return weight\n\n\ndef _passes",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
         "loops of a strided layer round offsets toward zero",
         "-(offsets // s), offsets % s",
         "-offsets // s, offsets % s",
